@@ -1,0 +1,1 @@
+"""YAML to built specs, without starting Spark."""

@@ -1,0 +1,1 @@
+"""Where anything becomes true: one conditional append to a small versioned log."""

@@ -1,0 +1,1 @@
+"""One process owns the database; everybody else shares it."""

@@ -1,0 +1,213 @@
+"""The Spark engine: the one place that builds the SparkSession and knows its configuration keys.
+
+A process has at most one session. Everything Penstock relies on is fixed here (`_FIXED`); what a
+person may tune comes in through `EngineOptions`. The rest of the code sees a `SparkSession` and
+never a configuration key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import Unavailable, UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+
+_FIXED: Mapping[str, str] = {
+    # Member names of JSON documents are case-sensitive, and arithmetic never wraps or yields NULL.
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # A later member of a JSON object replaces an earlier one of the same name.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    # Documents cross to Python as Arrow, never as pickled rows.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+}
+
+_DEFAULTS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.scheduler.mode": "FAIR",
+    # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to reach Spark. `conf` wins over the defaults here, never over what Penstock relies on."""
+
+    master: str = "local[*]"
+    conf: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    app_name: str = "penstock"
+    log_dir: Path | None = None
+    """Where the JVM's own log goes; a temporary directory by default."""
+
+
+def open_spark(options: EngineOptions | None = None) -> SparkSession:
+    """Build the process's SparkSession, or return the one it already has."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    if (running := SparkSession.getActiveSession()) is not None:
+        return running
+    options = options or EngineOptions()
+    if clash := sorted(set(options.conf) & set(_FIXED)):
+        raise UserError(
+            f"{clash[0]} cannot be changed",
+            where="--conf",
+            why="Penstock's results depend on its value",
+            fix="leave it out",
+        )
+    java_home = find_java().home
+    log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="penstock-spark-"))
+    log_dir.mkdir(parents=True, exist_ok=True)
+    log = log_dir / "spark.log"
+    builder = SparkSession.builder.master(options.master).appName(options.app_name)
+    for key, value in {**_DEFAULTS, **_java_options(options.conf), **_python(), **_FIXED}.items():
+        builder = builder.config(key, value)
+    try:
+        with _java_environment(java_home), _standard_error_to(log):
+            spark = builder.getOrCreate()
+    except (PySparkException, OSError, RuntimeError) as e:
+        raise Unavailable(
+            "Spark did not start",
+            where=f"master {options.master}",
+            why=str(e).splitlines()[0] if str(e) else type(e).__name__,
+            fix=f"read {log}; `penstock doctor` checks Java and the machine",
+        ) from e
+    if not options.master.startswith("local[") and options.master != "local":
+        spark.sparkContext.addPyFile(str(_zip_package(log_dir)))
+    return spark
+
+
+def close_spark() -> None:
+    """Stop the process's session, if it has one, and end its JVM."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if (running := SparkSession.getActiveSession()) is not None:
+        running.stop()
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - pyspark has no public way to end its JVM
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(timeout=30)
+        SparkContext._gateway = None  # noqa: SLF001
+        SparkContext._jvm = None  # noqa: SLF001
+
+
+def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
+    """The person's configuration, with our log settings in front of their JVM options."""
+    quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    key = "spark.driver.extraJavaOptions"
+    return {**conf, key: f"{quiet} {conf[key]}" if key in conf else quiet}
+
+
+def _python() -> dict[str, str]:
+    """Executors must run this very interpreter; the first `python3` on the path lacks our packages."""
+    return {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+
+
+@contextlib.contextmanager
+def _java_environment(java_home: Path | None) -> Iterator[None]:
+    """Let Spark's launcher find the Java that was checked."""
+    if java_home is None or os.environ.get("JAVA_HOME") == str(java_home):
+        yield
+        return
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = str(java_home)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAVA_HOME"]
+        else:
+            os.environ["JAVA_HOME"] = before
+
+
+@contextlib.contextmanager
+def _standard_error_to(log: Path) -> Iterator[None]:
+    """Give the JVM, which inherits it for life, a file as standard error: terminals stay ours."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _zip_package(directory: Path) -> Path:
+    """This package as a zip, for executors on other machines."""
+    root = Path(__file__).parent
+    target = directory / "penstock.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                archive.write(path, Path("penstock") / path.relative_to(root))
+    return target
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java runtime: its major version and the home to give Spark (None: the one on the path)."""
+
+    version: int
+    home: Path | None
+    executable: Path
+
+
+def find_java() -> Java:
+    """The Java that Spark will run on: `JAVA_HOME`, else `java` on the path, 17 or newer."""
+    seen: list[str] = []
+    for home, executable in _java_candidates():
+        version = _java_version(executable)
+        if version is not None and version >= JAVA_MIN:
+            return Java(version=version, home=home, executable=executable)
+        seen.append(f"{executable} ({'does not run' if version is None else f'version {version}'})")
+    raise Unavailable(
+        f"no Java {JAVA_MIN} or newer was found",
+        why=f"Spark needs one; found {', '.join(seen)}" if seen else "Spark needs one",
+        fix="install a Java 17 runtime (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
+        "macOS: brew install openjdk@17), or set JAVA_HOME to one",
+    )
+
+
+def _java_candidates() -> Iterator[tuple[Path | None, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home), Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield None, Path(on_path)
+
+
+def _java_version(executable: Path) -> int | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - the path comes from JAVA_HOME or PATH
+            [str(executable), "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(found.group(1)) if found else None

@@ -1,0 +1,1 @@
+"""Logs, metrics and the admin page; knows nothing of Penstock."""

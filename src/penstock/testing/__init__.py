@@ -1,0 +1,1 @@
+"""Shipped test helpers: strategies, fixtures and stores that fail on purpose."""

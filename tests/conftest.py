@@ -1,0 +1,13 @@
+"""Fixtures live in plugins: fix_spark.py, fix_postgres.py."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["fix_spark", "fix_postgres"]
+
+_quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("fast", max_examples=50, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("ci", max_examples=200, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("night", max_examples=5000, deadline=None, suppress_health_check=_quiet)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
