@@ -54,7 +54,7 @@ _DEFAULTS: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How to reach Spark. `conf` wins over the defaults here, never over what Penstock relies on."""
+    """How to reach Spark. `conf` wins over the defaults, never over what Penstock relies on."""
 
     master: str = "local[*]"
     conf: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -78,15 +78,15 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
             why="Penstock's results depend on its value",
             fix="leave it out",
         )
-    java_home = find_java().home
+    environment = _launch_environment(options.conf)
     log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / "spark.log"
     builder = SparkSession.builder.master(options.master).appName(options.app_name)
-    for key, value in {**_DEFAULTS, **_java_options(options.conf), **_python(), **_FIXED}.items():
+    for key, value in {**_DEFAULTS, **_java_options(options.conf), **_FIXED}.items():
         builder = builder.config(key, value)
     try:
-        with _java_environment(java_home), _standard_error_to(log):
+        with _environment(environment), _standard_error_to(log):
             spark = builder.getOrCreate()
     except (PySparkException, OSError, RuntimeError) as e:
         raise Unavailable(
@@ -123,26 +123,30 @@ def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
     return {**conf, key: f"{quiet} {conf[key]}" if key in conf else quiet}
 
 
-def _python() -> dict[str, str]:
-    """Executors must run this very interpreter; the first `python3` on the path lacks our packages."""
-    return {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+def _launch_environment(conf: Mapping[str, str]) -> dict[str, str]:
+    """What Spark's launcher and PySpark read from the environment only.
+
+    Executors run this very interpreter: the first `python3` on the path lacks our packages. A
+    cluster whose machines keep it elsewhere says so with `spark.pyspark.python`.
+    """
+    wanted = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
+    if (java_home := find_java().home) is not None:
+        wanted["JAVA_HOME"] = str(java_home)
+    return wanted
 
 
 @contextlib.contextmanager
-def _java_environment(java_home: Path | None) -> Iterator[None]:
-    """Let Spark's launcher find the Java that was checked."""
-    if java_home is None or os.environ.get("JAVA_HOME") == str(java_home):
-        yield
-        return
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = str(java_home)
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["JAVA_HOME"]
-        else:
-            os.environ["JAVA_HOME"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

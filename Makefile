@@ -1,0 +1,68 @@
+# `make` lists the targets. Each does the set-up it needs; nothing outside .venv is touched, except
+# that a missing Java (and, for tests, PostgreSQL) is installed with apt where that is allowed.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+PYTHON ?= python3
+export PYTHON
+
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+JOBS ?= 2
+
+.PHONY: help setup demo test lint fix bench chaos proto clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+# --- set-up ----------------------------------------------------------------------------------
+
+.venv/runtime: pyproject.toml
+	@scripts/ensure-venv
+	@echo "installing Penstock and what it needs into .venv" >&2
+	@$(PIP) install -e .
+	@touch $@
+
+.venv/dev: .venv/runtime
+	@echo "installing the tools for tests and checks into .venv" >&2
+	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+setup: .venv/runtime ## install everything; the command is then .venv/bin/penstock
+	@scripts/ensure-java
+
+# --- use -------------------------------------------------------------------------------------
+
+demo: setup ## run the demo: a catalog, its sample documents, reduced on Spark
+	@$(BIN)/penstock demo demo
+
+bench: setup ## run the benchmarks (QUICK=1: a minute or two each)
+	@scripts/ensure-postgres
+	@$(BIN)/penstock bench $(if $(QUICK),--quick)
+
+# --- develop ---------------------------------------------------------------------------------
+
+test: setup .venv/dev lint ## everything: lint, types, imports, and the whole test suite
+	@scripts/ensure-postgres
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+
+lint: .venv/dev ## format, lint, types, imports, spelling
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/codespell src tests docs scripts *.md
+
+fix: .venv/dev ## let the formatter and the linter fix what they can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connections (SECONDS=60 each)
+	@scripts/ensure-postgres
+	@PENSTOCK_CHAOS_SECONDS=$(or $(SECONDS),60) HYPOTHESIS_PROFILE=night $(BIN)/pytest -q -m chaos --timeout 7200 $(ARGS)
+
+proto: .venv/dev ## generate the protocol code
+	@$(BIN)/python scripts/generate_protocols.py
+
+clean: ## remove .venv and what runs left behind
+	@rm -rf .venv demo .penstock build dist

@@ -1,0 +1,154 @@
+"""`penstock doctor`: is this machine fit, and if not, what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from penstock.cli.frame import print_json, stderr, stdout
+from penstock.errors import PenstockError, Unavailable
+from penstock.settings import Settings
+
+_DISK_FREE_BYTES_MIN = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found; `fix` is given when it is not fine."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str | None = None
+
+
+def doctor(settings: Settings) -> None:
+    """Check Java, Spark, disk, permissions and the consensus store; say how to fix what is wrong.
+
+    Example: penstock doctor --consensus postgresql://app@db/penstock
+    """
+    findings: list[Finding] = []
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), console=stderr, transient=True
+    ) as progress:
+        task = progress.add_task("checking")
+        for name, check in _CHECKS.items():
+            progress.update(task, description=f"checking {name}")
+            findings.append(_examine(name, check, settings))
+    if settings.json:
+        print_json(
+            {"ok": all(f.ok for f in findings), "checks": [dataclasses.asdict(f) for f in findings]}
+        )
+    else:
+        for finding in findings:
+            mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]"
+            stdout.print(f"{mark} {finding.name:<12}", end=" ")
+            stdout.print(finding.detail, markup=False)
+            if finding.fix:
+                stdout.print(f"{'':<17} fix: {finding.fix}", markup=False)
+    if not all(f.ok for f in findings):
+        raise typer.Exit(1)
+
+
+def _examine(name: str, check: Callable[[Settings], str], settings: Settings) -> Finding:
+    try:
+        return Finding(name=name, ok=True, detail=check(settings))
+    except PenstockError as e:
+        detail = f"{e.what}: {e.why}" if e.why else e.what
+        return Finding(name=name, ok=False, detail=detail, fix=e.fix)
+    except OSError as e:
+        return Finding(name=name, ok=False, detail=str(e), fix="correct its permissions or path")
+
+
+def _python(_: Settings) -> str:
+    return f"{platform.python_version()} ({sys.executable})"
+
+
+def _packages(_: Settings) -> str:
+    """pandas 3 installs beside PySpark 4.3 and then fails at run time, so it is looked at here."""
+    pandas = metadata.version("pandas")
+    if int(pandas.split(".")[0]) >= 3:
+        raise Unavailable(
+            f"pandas {pandas} does not work with PySpark",
+            fix=f"{sys.executable} -m pip install 'pandas<3'",
+        )
+    return ", ".join(
+        f"{n} {metadata.version(n)}" for n in ("pyspark", "pyarrow", "pandas", "grpcio")
+    )
+
+
+def _java(_: Settings) -> str:
+    from penstock.engine import find_java
+
+    java = find_java()
+    return f"version {java.version} ({java.executable})"
+
+
+def _spark(settings: Settings) -> str:
+    from penstock.engine import EngineOptions, close_spark, open_spark
+
+    spark = open_spark(EngineOptions(master=settings.master, conf=settings.conf))
+    try:
+        rows = spark.range(1000).selectExpr("sum(id) AS total").first()
+        if rows is None or rows["total"] != 499_500:
+            raise Unavailable(
+                "Spark answered a sum wrongly", why=f"{rows}", fix="reinstall pyspark"
+            )
+        return f"version {spark.version}, master {settings.master}, a job ran"
+    finally:
+        close_spark()
+
+
+def _data_directory(settings: Settings) -> str:
+    """Writable, without creating it: the doctor changes nothing."""
+    directory = settings.data.resolve()
+    existing = next(p for p in (directory, *directory.parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise Unavailable(
+            f"{existing} is not a writable directory",
+            fix="choose another with --data, or change its permissions",
+        )
+    return f"{directory} {'is writable' if existing == directory else 'can be created'}"
+
+
+def _disk(settings: Settings) -> str:
+    places = {settings.data.resolve(), Path(tempfile.gettempdir())}
+    reports = []
+    for place in sorted(places):
+        existing = next(p for p in (place, *place.parents) if p.exists())
+        free = shutil.disk_usage(existing).free
+        if free < _DISK_FREE_BYTES_MIN:
+            raise Unavailable(
+                f"{existing} has {free / (1 << 20):.0f} MiB free",
+                why="Spark spills and fragments need room",
+                fix="free at least 1 GiB, or point --data and TMPDIR elsewhere",
+            )
+        reports.append(f"{existing}: {free / (1 << 30):.0f} GiB free")
+    return ", ".join(reports)
+
+
+def _consensus(settings: Settings) -> str:
+    from penstock.consensus.open import probe
+
+    return probe(settings.consensus)
+
+
+_CHECKS: dict[str, Callable[[Settings], str]] = {
+    "python": _python,
+    "packages": _packages,
+    "java": _java,
+    "spark": _spark,
+    "data": _data_directory,
+    "disk": _disk,
+    "consensus": _consensus,
+}

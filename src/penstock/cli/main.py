@@ -1,0 +1,52 @@
+"""The `penstock` command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli import doctor, list_failpoints
+from penstock.cli.frame import register, stdout
+
+app = typer.Typer(
+    name="penstock",
+    help="Exactly-once data pipelines on Apache Spark, declared in YAML.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        stdout.print(f"penstock {__version__}", markup=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _penstock(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Exactly-once data pipelines on Apache Spark, declared in YAML."""
+
+
+register(app, list_failpoints.failpoints)
+register(app, doctor.doctor)
+
+
+def main() -> None:
+    """Run the command line; the process's exit code says how it went."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from penstock.engine import EngineOptions, _java_version, find_java, open_spark
+from penstock.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _java(path: Path, banner: str) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho '{banner}' >&2\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("banner", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_401"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("something else", None),
+    ],
+)
+def test_java_versions_are_read_from_the_banner(
+    tmp_path: Path, banner: str, version: int | None
+) -> None:
+    assert _java_version(_java(tmp_path / "bin" / "java", banner)) == version
+
+
+def test_java_home_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _java(tmp_path / "bin" / "java", 'openjdk version "21.0.1"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java().home == tmp_path
+
+
+def test_an_old_java_is_refused_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = _java(tmp_path / "bin" / "java", 'java version "1.8.0_401"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unavailable, match="no Java 17") as e:
+        find_java()
+    assert f"{old} (version 8)" in str(e.value)
+    assert "apt-get install" in str(e.value)
+
+
+@pytest.mark.spark
+def test_a_process_has_one_session(spark: SparkSession) -> None:
+    assert open_spark(EngineOptions(master="local[7]")) is spark
+
+
+@pytest.mark.spark
+def test_executors_run_this_interpreter_and_see_the_package(spark: SparkSession) -> None:
+    import sys
+
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        import penstock
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"at": [f"{sys.executable} {penstock.__name__}"]})
+
+    rows = spark.range(1, numPartitions=1).mapInArrow(where, "at string").collect()
+    assert [row["at"] for row in rows] == [f"{sys.executable} penstock"]
