@@ -1,0 +1,135 @@
+"""Log lines: an event, then its fields; for people as `event key=value`, for machines as JSON.
+
+    log = logging.getLogger(__name__)
+    log.info("consensus backend ready", extra=fields(url=url, incarnation=incarnation))
+
+Secrets are masked in the formatter, after everything else has put its text together: whoever
+logs an exception of a driver cannot know what that driver put into it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import IO, Any
+
+REDACTED = "<redacted>"
+
+_SECRET_NAME = r"[\w.-]*(?:pass|token|secret|key)[\w.-]*"  # noqa: S105 - a pattern, not a secret
+_MASKS = (
+    # user:password@ of a URL; the user, host and database stay: a wrong URL is the common mistake.
+    (re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@"), rf"\1:{REDACTED}@"),
+    # name=value of a query or a connection string, where the name speaks of a secret.
+    (re.compile(rf"(?i)([?&\s]{_SECRET_NAME}|^{_SECRET_NAME})=(?!\s)[^\s&]+"), rf"\1={REDACTED}"),
+    (re.compile(r"(?i)\b(bearer)\s+\S+"), rf"\1 {REDACTED}"),
+)
+_SECRET = re.compile(rf"(?i){_SECRET_NAME}")
+_PLAIN = re.compile(r"[^\s\"=]+")
+
+
+def mask(text: str) -> str:
+    """`text` without passwords of URLs, bearer tokens, and values of secret-sounding names."""
+    for pattern, replacement in _MASKS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def fields(**values: object) -> dict[str, dict[str, object]]:
+    """The fields of an event, for the `extra` of a logging call."""
+    return {"fields": values}
+
+
+def cause_chain(error: BaseException) -> str:
+    """Every message from `error` down to its first cause, masked and joined by ": ".
+
+    The top of a chain is often the least telling part: a driver's own text, with the SQLSTATE and
+    the relation, sits below it.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = " ".join(str(current).split()) or type(current).__name__
+        if not parts or text not in parts[-1]:
+            parts.append(text)
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
+    return mask(": ".join(parts))
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-05-30T07:21:00.123Z INFO penstock.consensus: consensus backend ready url=…`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        for name, value in _fields(record).items():
+            text = _scalar(value)
+            line += f" {name}={text if _PLAIN.fullmatch(text) else json.dumps(text)}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return mask(line)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; the fields beside `time`, `level`, `logger` and `event`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": mask(record.getMessage()),
+        }
+        for name, value in _fields(record).items():
+            if _SECRET.fullmatch(name):
+                entry[name] = REDACTED
+            elif isinstance(value, bool | int | float) or value is None:
+                entry[name] = value
+            else:
+                entry[name] = mask(_scalar(value))
+        if record.exc_info:
+            entry["exception"] = mask(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def configure(*, level: str, as_json: bool = False, stream: IO[str] | None = None) -> None:
+    """Send the logs of this process to `stream` (stderr by default); replaces what was configured.
+
+    Libraries speak from WARNING on, whatever our own level is.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h.formatter, LineFormatter | JsonFormatter)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(level.upper())
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    found = getattr(record, "fields", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _scalar(value: object) -> str:
+    match value:
+        case float():
+            return f"{value:.4g}"
+        case bytes():
+            return value.hex()
+        case BaseException():
+            return cause_chain(value)
+        case _:
+            return str(value)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
