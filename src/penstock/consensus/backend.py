@@ -1,0 +1,235 @@
+"""The seam between the committer and a durable store.
+
+A `Backend` knows how to keep entries; it does not know callers. Caching, subscriptions, watches,
+admission and group commit exist once, in the committer, on top of the few operations here:
+
+    callers → Consensus (committer: checks, admission, cache, hub) → GroupCommit → Backend
+
+Arguments that arrive here have been checked (`store.check_*`). Writes have one shape: a *unit* is
+one or more appends, to distinct keys, that commit together or not at all. A single compare-and-set
+is a unit of one, a `compare_and_set_all` a larger one, and a store transaction carries any number
+of units, each with an outcome of its own.
+
+**Who wins is decided in one place**, `judge`, for every backend: it takes the heads that the
+transaction has locked and walks the units in order. A backend's part is to hold those heads still
+from the reading to the commit, and to write what was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.consensus.store import SCAN_ALL, CasResult, ConsensusError, VersionedData
+
+Unit = tuple[tuple[str, VersionedData], ...]
+"""Appends that commit together or not at all; keys are distinct."""
+
+LIST_PAGE = 1_000
+"""Keys per page of `list_keys`: some ten milliseconds of work, at most half a megabyte."""
+
+PAGE_BYTES = 8 << 20
+"""Soft limit of one page of entries; the entry that passes it is still in the page."""
+
+PAGE_ENTRIES = 2_048
+"""Soft limit of one page of a revision read; a page ends only between revisions."""
+
+_LAST_CHARACTER = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the committer has to know of the kind of store it stands on."""
+
+    name: str
+    cache_heads: bool
+    """Whether foreign writers are rare enough for a head cache to be on by default."""
+    foreign_poll_s: float
+    """How often to compare `revision()` with one's own, to notice commits of other processes."""
+    commit_concurrency: int
+    """Store transactions worth running at once; commits are serial, their preparation is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What became of the units of one transaction, in their order.
+
+    `revision` is None iff no unit is COMMITTED. An unknown outcome is an `Indeterminate` in
+    `outcomes`; losers that lose against the committed heads too are mismatches even then.
+    """
+
+    revision: int | None
+    outcomes: tuple[CasResult | ConsensusError, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPage:
+    """Entries of one key; `more`: the limit in bytes ended the page before `limit` or the head."""
+
+    entries: tuple[VersionedData, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RevisionPage:
+    """Entries with `after < revision <= upto` under a prefix, ordered by revision, key, seqno.
+
+    Complete: every entry of that range still in the store is here. `more`: the store has later
+    revisions, read on from `upto`. `lost`: truncation took entries of the range asked for.
+    """
+
+    entries: tuple[tuple[str, VersionedData], ...]
+    upto: int
+    more: bool
+    lost: bool
+
+
+class Backend(Protocol):
+    """A durable store. Every method raises `ConsensusError` only; reads are linearizable."""
+
+    traits: Traits
+    url: str
+    """For people: masked."""
+
+    async def incarnation(self) -> bytes:
+        """Read from the store each time: that is how a reset is noticed."""
+        ...
+
+    async def revision(self) -> int:
+        """The greatest committed revision, 0 in an empty store; cheap, made to be polled."""
+        ...
+
+    async def list_page(self, prefix: str, after: str) -> list[str]:
+        """At most `LIST_PAGE` keys under `prefix` above `after`, in order; short iff the last."""
+        ...
+
+    async def head(self, key: str) -> VersionedData | None: ...
+
+    async def heads(self, keys: Sequence[str]) -> dict[str, int]:
+        """Head seqnos of those of `keys` that exist, without their data."""
+        ...
+
+    async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
+        """The revision, and as of it the head seqno of every key under `prefix`."""
+        ...
+
+    async def scan(
+        self, key: str, from_: int, limit: int, *, bytes_max: int = SCAN_ALL
+    ) -> ScanPage:
+        """Contiguous entries, from one snapshot, from `from_` or the floor, the greater of them.
+
+        At most `limit`; ends early behind the entry that passes `bytes_max`. A caller that pages
+        must see each page begin where the last one ended, and start over if truncation came
+        between (R9).
+        """
+        ...
+
+    async def floor(self, key: str) -> int:
+        """The smallest seqno still stored; 0 if the key is absent."""
+        ...
+
+    async def commit(self, units: Sequence[Unit]) -> Commit:
+        """Run `units`, in order, in one transaction.
+
+        Raises `Determinate` only, and then nothing of any unit happened. Must not be cancelled:
+        run it in a task of its own and shield it.
+        """
+        ...
+
+    async def truncate(self, key: str, seqno: int) -> int | None: ...
+
+    async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
+        """The next page of entries above `revision` under `prefix`, from one snapshot.
+
+        Whole revisions only; at least one, and up to about `PAGE_ENTRIES` and `PAGE_BYTES`.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+# ------------------------------------------------------------------------------------- decisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision about a batch, before anything is written.
+
+    `final[i]` tells of a losing unit that it loses against the committed heads too, so that the
+    answer stands whatever becomes of the transaction; false for winners.
+    """
+
+    wins: tuple[bool, ...]
+    final: tuple[bool, ...]
+    heads: Mapping[str, int]
+    """New head of every key that moves."""
+
+
+def judge(heads: Mapping[str, int], units: Sequence[Unit]) -> Verdict:
+    """Who wins, if `units` run one after the other against the locked `heads`, with nobody between.
+
+    A key that is not in `heads` has never been created. For each key the result is the same as
+    running its appends sequentially at commit time, so I1 to I4 hold by induction over batches.
+    """
+    moved: dict[str, int] = {}
+    wins: list[bool] = []
+    final: list[bool] = []
+    for unit in units:
+        won = all(new.seqno == moved.get(k, heads.get(k, -1)) + 1 for k, new in unit)
+        if won:
+            moved.update((key, new.seqno) for key, new in unit)
+        wins.append(won)
+        # The transaction commits as a whole or not at all, so a loser faces one of two states:
+        # the one it was judged in, or the untouched one.
+        final.append(not won and any(new.seqno != heads.get(k, -1) + 1 for k, new in unit))
+    return Verdict(wins=tuple(wins), final=tuple(final), heads=moved)
+
+
+def settle(verdict: Verdict, revision: int | None) -> Commit:
+    """The outcomes of a transaction that has certainly committed (or had nothing to commit)."""
+    return Commit(
+        revision=revision,
+        outcomes=tuple(
+            CasResult.COMMITTED if won else CasResult.EXPECTATION_MISMATCH for won in verdict.wins
+        ),
+    )
+
+
+def unsettled(verdict: Verdict, error: ConsensusError) -> Commit:
+    """The outcomes of a transaction whose COMMIT was sent and not answered."""
+    return Commit(
+        revision=None,
+        outcomes=tuple(
+            CasResult.EXPECTATION_MISMATCH if final else error for final in verdict.final
+        ),
+    )
+
+
+def page_end(
+    sizes: Sequence[tuple[int, int]],
+    *,
+    entries_max: int = PAGE_ENTRIES,
+    bytes_max: int = PAGE_BYTES,
+) -> int | None:
+    """Where a page of `(revision, bytes)` rows, ordered by revision, ends; None: all rows fit.
+
+    The last revision that fits whole, at least the first one.
+    """
+    total = 0
+    last: int | None = None
+    for index, (revision, size) in enumerate(sizes):
+        if index and revision != sizes[index - 1][0]:
+            last = sizes[index - 1][0]
+        total += size
+        if last is not None and (index >= entries_max or total > bytes_max):
+            return last
+    return None
+
+
+def prefix_range(prefix: str) -> tuple[str, str]:
+    """The smallest and greatest key a prefix admits, both inclusive, in the order of UTF-8 bytes.
+
+    A key has at most 512 bytes, so 128 times the last character (4 bytes) is behind all of them.
+    """
+    return prefix, prefix + _LAST_CHARACTER * 128

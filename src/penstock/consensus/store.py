@@ -1,0 +1,451 @@
+"""The contract of the consensus store: the one place where anything becomes true.
+
+A store holds many independent logs, one per *key*. An entry is appended by compare-and-set: the
+caller names the sequence number its entry shall have, and the append commits iff the head of that
+key is exactly the one before. Everything durable in Penstock is built from that one operation.
+
+What a caller may rely on, whatever the backend and the transport:
+
+- I1  the live seqnos of a key are one contiguous range [floor, head];
+- I2  an entry never changes: two reads of (key, seqno) return the same bytes;
+- I3  the head never goes back and, once there, is always there: truncation keeps it;
+- I4  a key that was ever created cannot be created again, even when entry 0 was truncated away;
+- I5  COMMITTED is answered only after the entry is durable;
+- I6  keys are independent: an error on one never affects another;
+- I7  a store has a random incarnation, made with its schema: a store that was dropped and created
+      anew is a different one, and whoever remembers the old one can tell.
+
+**Linearizable** per key: `compare_and_set` and its two batches, `scan`, `truncate` and
+`head(fresh=True)`. `head(fresh=False)` may be stale, but it returns a committed entry, never goes
+backwards through one committer, and sees everything committed or returned through it before. Who
+acts on a stale head loses its compare-and-set and reads again, as after any lost race.
+
+**One revision** orders the whole store. A store transaction that commits at least one entry takes
+the next value of one counter, and all its entries carry it. Revision order is commit order,
+whoever wrote, without gaps: a reader that saw revision r can see every entry up to r.
+
+**Unknown is not failed.** `Determinate` proves that an operation did not happen; `Indeterminate`
+says that it may have happened, or may yet. Whatever is not proven determinate is indeterminate;
+so is everything a caller stopped waiting for (cancelled, timed out). Who may send it again:
+
+    operation                      after Determinate             after Indeterminate
+    list, head, scan, subscribe    any layer                     any layer: no side effects
+    truncate                       any layer                     any layer: idempotent
+    compare_and_set*               any layer, identical bytes,   the state log only, which knows its
+                                   unless `kind.final`           own entry when it reads it back
+
+Cancelling a caller does not cancel the operation (R10): it runs to its end and its outcome still
+reaches caches and subscribers.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.errors import PenstockError
+
+SEQNO_MAX = 2**63 - 1
+"""What a signed 64-bit column holds, which is what both databases have."""
+
+SCAN_ALL = SEQNO_MAX
+"""The limit of a scan without one."""
+
+KEY_BYTES_MAX = 512
+"""Keys are index entries: PostgreSQL's B-tree refuses rows of about 2,700 bytes."""
+
+ENTRY_BYTES_MAX = 64 << 20
+"""Default cap of one entry: bulk data belongs in the blob store, and a cap gives a clear error."""
+
+ATOMIC_ELEMENTS_MAX = 1_000
+"""Elements of one `compare_and_set_all`: its row locks are held together until the commit."""
+
+ATOMIC_BYTES_MAX = 4 << 20
+"""Bytes of one `compare_and_set_all`: every other commit of the store waits behind it."""
+
+MANY_ELEMENTS_MAX = 10_000
+"""Elements of one `compare_and_set_many`: one message, and a fair share of the commit queue."""
+
+LIVENESS_KEY = "LIVENESS"
+"""Reserved: health checks read its head, nobody writes it."""
+
+
+# ---------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class VersionedData:
+    """One entry of a log. Equal iff seqno and bytes are: an entry has no other identity.
+
+    `revision` is the store's, 0 until committed: callers leave it out, reads carry it.
+    """
+
+    seqno: int
+    data: bytes
+    revision: int = field(default=0, compare=False)
+
+    def __repr__(self) -> str:
+        return f"VersionedData({self.seqno}, {len(self.data)} bytes, revision={self.revision})"
+
+
+class CasResult(enum.Enum):
+    """The two answers of a compare-and-set; a mismatch does not carry the current state."""
+
+    COMMITTED = "the entry is durable"
+    EXPECTATION_MISMATCH = "the head was not the entry before; nothing happened"
+
+
+class ResyncReason(enum.Enum):
+    """Why a stream cannot go on entry by entry."""
+
+    TRUNCATED = "entries that were asked for are gone"
+    SLOW = "the reader fell too far behind"
+    STORE_RESET = "the store was created anew; what was known of it is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The next entry of a subscribed log."""
+
+    data: VersionedData
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The stream has delivered the head (None: the key has no entry yet)."""
+
+    seqno: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resync:
+    """The last event of a stream: load the log from its rollup and subscribe again."""
+
+    floor: int
+    head: int
+    reason: ResyncReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Nothing new, and the stream is alive; at least every 10 s."""
+
+    head: int | None
+    incarnation: bytes
+
+
+SubscribeEvent = Entry | CaughtUp | Resync | Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """All entries of one revision under the watched prefix, by key and then seqno."""
+
+    revision: int
+    entries: tuple[tuple[str, VersionedData], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Everything up to `revision` has been delivered, also when none of it was watched."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchResync:
+    """Replaces everything up to `revision` of which a part is gone; the stream goes on behind it.
+
+    `heads` has the head seqno, as of `revision`, of every key under the prefix.
+    """
+
+    revision: int
+    heads: Mapping[str, int]
+    reason: ResyncReason
+
+
+WatchEvent = Entries | Progress | WatchResync
+
+
+# ---------------------------------------------------------------------------------------- errors
+
+
+class ErrorKind(enum.Enum):
+    """What was in the way. `final` kinds are never retried: the same call fails the same way."""
+
+    INVALID_ARGUMENT = "invalid argument"
+    TOO_LARGE = "too large"
+    TRUNCATE_BOUND = "truncation above the head"
+    CONFLICT = "conflict with a concurrent transaction"
+    UNDEFINED_TABLE = "the store's schema is missing"
+    OVERLOADED = "overloaded"
+    UNAUTHENTICATED = "not authenticated"
+    PERMISSION_DENIED = "permission denied"
+    STORE_RESET = "the store was created anew"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "no answer in time"
+    INTERNAL = "internal error"
+
+    @property
+    def final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = frozenset(
+    {
+        ErrorKind.INVALID_ARGUMENT,
+        ErrorKind.TOO_LARGE,
+        ErrorKind.TRUNCATE_BOUND,
+        ErrorKind.UNAUTHENTICATED,
+        ErrorKind.PERMISSION_DENIED,
+        ErrorKind.STORE_RESET,
+    }
+)
+
+
+class ConsensusError(PenstockError):
+    """An operation without an answer; always one of `Determinate` and `Indeterminate`.
+
+    `message` holds the whole chain of causes, since the chain itself does not cross a process.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(f"{kind.value}: {message}")
+        self.kind = kind
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_error, (type(self), self.kind, self.message, self.retry_after_ms)
+
+
+def _rebuild_error(
+    cls: type[ConsensusError], kind: ErrorKind, message: str, retry_after_ms: int | None
+) -> ConsensusError:
+    return cls(kind, message, retry_after_ms=retry_after_ms)
+
+
+class Determinate(ConsensusError):
+    """The operation did not happen and will not."""
+
+
+class Indeterminate(ConsensusError):
+    """The operation may have happened, or may yet."""
+
+
+def cause_chain(error: BaseException) -> str:
+    """The messages of `error` and of everything it came from, outermost first, joined by ": ".
+
+    SQLSTATEs and SQLite error names are kept: without them a chain says "db error" (B20).
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        text = link.message if isinstance(link, ConsensusError) else " ".join(str(link).split())
+        text = text or type(link).__name__
+        code = getattr(link, "sqlstate", None) or getattr(link, "sqlite_errorname", None)
+        if code:
+            text = f"{text} [{code}]"
+        if not any(text in part for part in parts):  # a message often repeats its cause already
+            parts.append(text)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return ": ".join(parts)
+
+
+# -------------------------------------------------------------------------------------- contract
+
+
+class Consensus(Protocol):
+    """What every caller sees, in the process of the store and over the network alike.
+
+    Arguments are checked before anything is sent: a bad one is `Determinate`, of kind
+    INVALID_ARGUMENT or TOO_LARGE. After `close`, every call is `Determinate(UNAVAILABLE)`.
+    """
+
+    async def incarnation(self) -> bytes:
+        """The 16 random bytes made with this store's schema."""
+        ...
+
+    def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """Every key under `prefix` that was ever created, once each, page by page, in any order.
+
+        Administrative; keys created meanwhile may be missed.
+        """
+        ...
+
+    async def head(self, key: str, *, fresh: bool = False) -> VersionedData | None:
+        """The newest entry, None if the key was never created; linearizable iff `fresh`."""
+        ...
+
+    async def compare_and_set(self, key: str, new: VersionedData) -> CasResult:
+        """Append `new` iff the head is `new.seqno - 1`, or, for seqno 0, if the key never was.
+
+        There is no success by equal content: sending the same entry twice mismatches.
+        """
+        ...
+
+    async def compare_and_set_many(
+        self, batch: Sequence[tuple[str, VersionedData]]
+    ) -> list[CasResult | ConsensusError]:
+        """Independent appends, one outcome each, in order; one failure fails nobody else.
+
+        Elements of one key are judged in list order: a chain n, n+1 may commit as a whole.
+        """
+        ...
+
+    async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
+        """Append every element, under one revision, or none; each names a different key.
+
+        At most `ATOMIC_ELEMENTS_MAX` elements and `ATOMIC_BYTES_MAX` bytes.
+        """
+        ...
+
+    async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
+        """Entries from `from_` on, ascending and contiguous, at most `limit`.
+
+        Starts at the floor if `from_` is below it; empty if the key is absent or `from_` is above
+        the head.
+        """
+        ...
+
+    async def truncate(self, key: str, seqno: int) -> int | None:
+        """Delete the entries below `seqno`; how many they were, None where nobody counts.
+
+        `Determinate(TRUNCATE_BOUND)` if the key is absent or `seqno` is above its head.
+        """
+        ...
+
+    def subscribe(self, key: str, from_: int) -> AsyncIterator[SubscribeEvent]:
+        """Every entry of `key` from `from_` on without a gap, as it is committed.
+
+        `CaughtUp` each time the head is reached. An absent key waits for its entry 0. If entries
+        that are due were truncated, `Resync` is the last event. Repeated entries are allowed:
+        consumers drop what they have.
+        """
+        ...
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
+        """Every entry committed after `from_revision` under `prefix`, once, in revision order.
+
+        `Progress` follows each batch at once, and comes at least every second when idle. Where
+        truncation took entries that are due, one `WatchResync` stands for them and the stream
+        goes on.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what runs, release everything; closing twice is fine."""
+        ...
+
+
+# --------------------------------------------------------------------------------------- checks
+
+
+def check_key(key: str) -> None:
+    """A key is 1 to 512 bytes of UTF-8 without NUL, which is what every backend can index."""
+    if not key:
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, "the key is empty")
+    check_prefix(key)
+
+
+def check_prefix(prefix: str) -> None:
+    """A prefix is the beginning of a key, and may be empty."""
+    try:
+        size = len(prefix.encode())
+    except UnicodeEncodeError as error:
+        what = f"key {prefix!r} is not valid Unicode: {error.reason}"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what) from error
+    if size > KEY_BYTES_MAX:
+        what = f"key {prefix[:40]!r}… has {size} bytes, {KEY_BYTES_MAX} is the limit"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+    if "\0" in prefix:
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, f"key {prefix!r} contains a NUL character")
+
+
+def check_seqno(seqno: int) -> None:
+    if not 0 <= seqno <= SEQNO_MAX:
+        what = f"sequence number {seqno} is outside 0 … 2^63-1"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+
+
+def check_limit(limit: int) -> None:
+    if not 0 <= limit <= SCAN_ALL:
+        what = f"limit {limit} is outside 0 … 2^63-1"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+
+
+def check_revision(revision: int) -> None:
+    if not 0 <= revision <= SEQNO_MAX:
+        what = f"revision {revision} is outside 0 … 2^63-1"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+
+
+def check_entry(key: str, new: VersionedData, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
+    """One element of any compare-and-set."""
+    check_key(key)
+    check_seqno(new.seqno)
+    if len(new.data) > entry_bytes_max:
+        what = f"the entry for {key!r} has {len(new.data)} bytes, {entry_bytes_max} is the limit"
+        raise Determinate(ErrorKind.TOO_LARGE, what)
+
+
+def check_many(batch: Sequence[tuple[str, VersionedData]]) -> None:
+    """The size of a `compare_and_set_many`; its elements are checked, and refused, one by one."""
+    if len(batch) > MANY_ELEMENTS_MAX:
+        what = f"the batch has {len(batch)} elements, {MANY_ELEMENTS_MAX} is the limit"
+        raise Determinate(ErrorKind.TOO_LARGE, what)
+
+
+def check_all(
+    batch: Sequence[tuple[str, VersionedData]], *, entry_bytes_max: int = ENTRY_BYTES_MAX
+) -> None:
+    """A `compare_and_set_all`: not empty, keys distinct, within its limits."""
+    if not batch:
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, "an atomic batch needs an element")
+    if len(batch) > ATOMIC_ELEMENTS_MAX:
+        what = f"the atomic batch has {len(batch)} elements, {ATOMIC_ELEMENTS_MAX} is the limit"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+    seen: set[str] = set()
+    size = 0
+    for key, new in batch:
+        check_entry(key, new, entry_bytes_max=entry_bytes_max)
+        if key in seen:
+            what = f"key {key!r} appears twice in one atomic batch"
+            raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+        seen.add(key)
+        size += len(new.data)
+    if size > ATOMIC_BYTES_MAX:
+        what = f"the atomic batch has {size} bytes, {ATOMIC_BYTES_MAX} is the limit"
+        raise Determinate(ErrorKind.TOO_LARGE, what)
+
+
+# -------------------------------------------------------------------------------------- secrets
+
+_SECRET_PARAMETER = re.compile(
+    r"(?P<name>[^?&=]*(?:pass|token|secret|key)[^?&=]*)=[^&]*", re.IGNORECASE
+)
+
+
+def mask_url(url: str) -> str:
+    """`url` for people: without its password and without query values that sound secret.
+
+    Host, database and options stay: a wrong URL is the common mistake. Must hold for malformed
+    URLs too, which is where a password ends up in an error; so it looks for the last `@` rather
+    than trusting a parser.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    address, question, query = rest.partition("?")
+    if "@" not in address and "@" in query and not re.search(r":\d+(/|$)", address):
+        address, question, query = rest, "", ""  # the `?` was part of an unescaped password
+    userinfo, at, host = address.rpartition("@")
+    user, colon, _ = userinfo.partition(":")
+    masked = f"{user}{':<redacted>' if colon else ''}{at}{host}"
+    query = _SECRET_PARAMETER.sub(r"\g<name>=<redacted>", query)
+    return f"{scheme}{separator}{masked}{question}{query}"
