@@ -10,6 +10,7 @@ import pytest
 from penstock.servicekit import logs
 from penstock.servicekit.logs import cause_chain, fields, mask
 
+SECRET = "hunter2"
 LOG = logging.getLogger("penstock.tests.logs")
 
 
@@ -78,7 +79,7 @@ def test_json_lines_keep_numbers_and_mask_text_and_exceptions() -> None:
     out = io.StringIO()
     logs.configure(level="debug", as_json=True, stream=out)
     error = ValueError("cannot reach postgresql://u:hunter2@h/d")
-    LOG.error("failed", exc_info=error, extra=fields(attempt=3, id=b"\x01\x02", token="hunter2"))
+    LOG.error("failed", exc_info=error, extra=fields(attempt=3, id=b"\x01\x02", token=SECRET))
     entry = json.loads(out.getvalue())
     assert entry["event"] == "failed"
     assert entry["level"] == "ERROR"

@@ -78,6 +78,7 @@ def _listen(port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
+        listener.listen()  # from here on a request waits for the server instead of being refused
     except OSError:
         listener.close()
         raise
