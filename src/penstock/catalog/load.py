@@ -1,0 +1,258 @@
+"""Catalog files: read once, imports followed, references to other files resolved (Y-3, Y-4).
+
+A catalog is a main file and what it imports. Every path in it is relative to the file that holds it
+and stays below the directory of a main file, so that a catalog can be copied, reviewed and
+trusted as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os.path import normpath
+from pathlib import Path
+from urllib.parse import unquote
+
+from penstock.catalog.diagnostics import Diagnostic, Diagnostics, Position
+from penstock.catalog.nodes import Node, parse
+
+FILE_BYTES_MAX = 64 << 20
+IMPORT_DEPTH_MAX = 100
+MAIN_NAMES = ("catalog.yaml", "catalog.yml", "flow.yaml")
+"""What a directory given in place of a catalog file is searched for, in this order."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_CODE_FILE = re.compile(r"[^\s]+\.(sql|py|ts)")
+_SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.I)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What a reference leads to, and the root of the file (or inline value) that it lies in."""
+
+    node: Node
+    root: Node
+
+
+class Sources:
+    """The files of a catalog. One that cannot be found or read is reported and left out."""
+
+    def __init__(self, diagnostics: Diagnostics, *, allow_outside: bool = False) -> None:
+        self.diagnostics = diagnostics
+        self.catalogs: list[Node] = []
+        self._allow_outside = allow_outside
+        self._tops: list[Path] = []
+        self._parsed: dict[Path, Node | None] = {}
+        self._texts: dict[Path, str | None] = {}
+
+    def load(self, mains: Sequence[Path]) -> None:
+        """Read the main files and everything that they import, each file once."""
+        mains = [_main_file(m) for m in mains]
+        self._tops = [m.resolve().parent for m in mains]
+        loaded: set[Path] = set()
+        for main in mains:
+            start = Position(str(main), 1, 1)
+            nowhere = Node(None, start, start, "")
+            self._load_catalog(main, nowhere, loaded, [])
+
+    def _load_catalog(
+        self, path: Path, importer: Node, loaded: set[Path], chain: list[Path]
+    ) -> None:
+        real = path.resolve()
+        if real in [c.resolve() for c in chain]:
+            self._report_cycle(path, importer, chain)
+            return
+        if real in loaded:
+            return
+        loaded.add(real)
+        root = self._document(path, importer)
+        if root is None:
+            return
+        self.catalogs.append(root)
+        if len(chain) >= IMPORT_DEPTH_MAX:
+            self.error(importer, "E-IMPORT", f"imports nest deeper than {IMPORT_DEPTH_MAX} files")
+            return
+        for url in _import_urls(root):
+            imported = self._path(url)
+            if imported is not None:
+                self._load_catalog(imported, url, loaded, [*chain, path])
+
+    def _report_cycle(self, path: Path, importer: Node, chain: list[Path]) -> None:
+        first = [c.resolve() for c in chain].index(path.resolve())
+        cycle = [str(c) for c in chain[first:]] + [str(chain[first])]
+        if len(cycle) == 2:
+            self.error(importer, "E-IMPORT", "this file imports itself", hint="remove the import")
+            return
+        self.error(
+            importer,
+            "W-IMPORT-CYCLE",
+            f"imports form a cycle: {' → '.join(cycle)}",
+            hint="harmless, as each file loads once; move what both need into a third file",
+        )
+
+    # --- references ---
+
+    def follow(self, node: Node) -> Target | None:
+        """What stands in place of `node`: itself, or what its relative URL leads to (Y-4)."""
+        if node.text is None:
+            return Target(node, node)
+        return self.resolve(node, node.text)
+
+    def resolve(self, node: Node, url: str) -> Target | None:
+        """The value at `url`, a path relative to the file of `node` with an optional fragment."""
+        path, _, fragment = url.partition("#")
+        file = self._path(node, path)
+        root = self._document(file, node) if file is not None else None
+        if root is None:
+            return None
+        found = find_fragment(root, unquote(fragment))
+        if found is None:
+            self.error(node, "E-IMPORT", f'"#{fragment}" is not in {root.at.file}')
+            return None
+        return Target(found, root)
+
+    def code(self, node: Node) -> str | None:
+        """Source code written inline, or the text of the file that `node` names."""
+        if node.text is None or not _CODE_FILE.fullmatch(node.text):
+            return node.text
+        path = self._path(node)
+        return self._text(path, node) if path is not None else None
+
+    def error(
+        self,
+        node: Node,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        see: Node | None = None,
+    ) -> None:
+        self.diagnostics.report(
+            Diagnostic(
+                at=node.at,
+                pointer=node.pointer,
+                code=code,
+                message=message,
+                hint=hint,
+                see=(see.key_at,) if see else (),
+            )
+        )
+
+    # --- files ---
+
+    def _path(self, node: Node, url: str | None = None) -> Path | None:
+        """Where a relative URL leads, if it may be followed."""
+        url = node.text or "" if url is None else url
+        if _SCHEME.match(url) or url.startswith("//"):
+            self.error(
+                node,
+                "E-IMPORT",
+                f"{_without_credentials(url)} is not a relative path",
+                hint="nothing is fetched from elsewhere: keep a copy beside the catalog",
+            )
+            return None
+        path = Path(normpath(Path(node.at.file).parent / unquote(url)))
+        real = path.resolve()
+        if not self._allow_outside and not any(real.is_relative_to(t) for t in self._tops):
+            self.error(
+                node,
+                "E-IMPORT",
+                f"{url} lies outside of the catalog's directory",
+                hint="move it below the directory of the main file, or pass --allow-outside",
+            )
+            return None
+        return path
+
+    def _document(self, path: Path, importer: Node) -> Node | None:
+        real = path.resolve()
+        if real not in self._parsed:
+            text = self._text(path, importer)
+            if text is not None and path.suffix == ".json":
+                text = _yaml_of_json(text)
+            self._parsed[real] = (
+                parse(text, str(path), self.diagnostics) if text is not None else None
+            )
+        return self._parsed[real]
+
+    def _text(self, path: Path, importer: Node) -> str | None:
+        real = path.resolve()
+        if real not in self._texts:
+            self._texts[real] = self._read(path, importer)
+        return self._texts[real]
+
+    def _read(self, path: Path, importer: Node) -> str | None:
+        try:
+            data = path.read_bytes()
+            if len(data) > FILE_BYTES_MAX:
+                self.error(importer, "E-IMPORT", f"{path} is larger than {FILE_BYTES_MAX} bytes")
+                return None
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            line = e.object[: e.start].count(b"\n") + 1
+            column = e.start - e.object.rfind(b"\n", 0, e.start)
+            self.diagnostics.report(
+                Diagnostic(
+                    at=Position(str(path), line, column),
+                    pointer="",
+                    code="E-YAML",
+                    message=f"byte 0x{e.object[e.start]:02x} is not UTF-8",
+                    hint="save the file as UTF-8",
+                )
+            )
+        except OSError as e:
+            reason = (
+                (e.strerror or str(e)).lower().replace("no such file or directory", "no such file")
+            )
+            self.error(
+                importer,
+                "E-IMPORT",
+                f"cannot read {path}: {reason}",
+                hint=None
+                if importer.value is None
+                else "paths are relative to the file they stand in",
+            )
+        return None
+
+
+def find_fragment(root: Node, fragment: str) -> Node | None:
+    """What a URL fragment names: a JSON pointer, or the `$anchor` (or `$id: "#…"`) of a schema."""
+    if not fragment or fragment.startswith("/"):
+        return root.find(fragment)
+    return next(
+        (
+            node
+            for node in root.walk()
+            if node.text_of("$anchor") == fragment or node.text_of("$id") == f"#{fragment}"
+        ),
+        None,
+    )
+
+
+def _main_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    return next((path / n for n in MAIN_NAMES if (path / n).is_file()), path / MAIN_NAMES[0])
+
+
+def _import_urls(root: Node) -> Iterator[Node]:
+    imports = root.get("import")
+    for item in imports.items if imports else ():
+        url = item.get("url") or item
+        kind = item.text_of("contentType") or "CATALOG"
+        if url.text is not None and kind == "CATALOG":
+            yield url
+
+
+def _yaml_of_json(text: str) -> str:
+    """JSON as YAML understands it: tabs between tokens, and surrogate pairs, are only JSON's."""
+
+    def pair(match: re.Match[str]) -> str:
+        units = bytes.fromhex(match[2] + match[3])
+        return match[1] + units.decode("utf-16-be")
+
+    return _SURROGATES.sub(pair, text.replace("\t", " "))
+
+
+def _without_credentials(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
