@@ -207,23 +207,21 @@ def unsettled(verdict: Verdict, error: ConsensusError) -> Commit:
 
 
 def page_end(
-    sizes: Sequence[tuple[int, int]],
+    rows: Sequence[tuple[int, int]],
     *,
     entries_max: int = PAGE_ENTRIES,
     bytes_max: int = PAGE_BYTES,
 ) -> int | None:
-    """Where a page of `(revision, bytes)` rows, ordered by revision, ends; None: all rows fit.
+    """Where a page of `(revision, bytes)` rows, ordered by revision, ends; None: all of them fit.
 
-    The last revision that fits whole, at least the first one.
+    The last revision that fits whole; the first one, fitting or not, so that a reader gets on.
     """
-    total = 0
-    last: int | None = None
-    for index, (revision, size) in enumerate(sizes):
-        if index and revision != sizes[index - 1][0]:
-            last = sizes[index - 1][0]
-        total += size
-        if last is not None and (index >= entries_max or total > bytes_max):
-            return last
+    size_total = 0
+    for index, (revision, size) in enumerate(rows):
+        size_total += size
+        if index == entries_max or size_total > bytes_max:
+            whole = [earlier for earlier, _ in rows[:index] if earlier < revision]
+            return whole[-1] if whole else rows[0][0]
     return None
 
 
