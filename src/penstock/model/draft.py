@@ -1,0 +1,105 @@
+"""The drafts of JSON Schema, as far as their keywords differ.
+
+A schema without `$schema` is read as draft 2019-09: `items` may be an array, and keywords beside a
+`$ref` count.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jsonschema_rs
+
+Schema: TypeAlias = Mapping[str, Any] | bool
+
+
+class Draft(enum.IntEnum):
+    """A draft, ordered by age."""
+
+    DRAFT_4 = 4
+    DRAFT_6 = 6
+    DRAFT_7 = 7
+    DRAFT_2019_09 = 2019
+    DRAFT_2020_12 = 2020
+
+    @classmethod
+    def of(cls, schema: Schema) -> Draft:
+        """The draft that `$schema` names; 2019-09 if it is absent or unknown."""
+        uri = schema.get("$schema") if isinstance(schema, Mapping) else None
+        key = uri.removeprefix("http://").removeprefix("https://") if isinstance(uri, str) else ""
+        return _BY_URI.get(key.rstrip("#"), cls.DRAFT_2019_09)
+
+    @property
+    def validator(self) -> type[jsonschema_rs.Validator]:
+        return _VALIDATORS[self]
+
+    @property
+    def id_keyword(self) -> str:
+        return "id" if self is Draft.DRAFT_4 else "$id"
+
+    @property
+    def ref_has_siblings(self) -> bool:
+        return self >= Draft.DRAFT_2019_09
+
+    @property
+    def has_const(self) -> bool:
+        return self >= Draft.DRAFT_6
+
+    @property
+    def has_if(self) -> bool:
+        return self >= Draft.DRAFT_7
+
+    @property
+    def has_unevaluated(self) -> bool:
+        return self >= Draft.DRAFT_2019_09
+
+    @property
+    def dependents(self) -> frozenset[str]:
+        """Keywords that apply a schema where a member is present."""
+        if self >= Draft.DRAFT_2019_09:
+            return frozenset({"dependentSchemas"})
+        return frozenset({"dependencies"})
+
+    @property
+    def dynamic_refs(self) -> frozenset[str]:
+        """References whose target depends on who asks."""
+        if self is Draft.DRAFT_2020_12:
+            return frozenset({"$dynamicRef"})
+        return frozenset({"$recursiveRef"} if self is Draft.DRAFT_2019_09 else ())
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """Keywords that apply a schema to the location itself."""
+        return (
+            frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+            | (frozenset({"if", "then", "else"}) if self.has_if else frozenset())
+            | self.dependents
+            | self.dynamic_refs
+        )
+
+    def item_keywords(self, schema: Mapping[str, Any]) -> tuple[str, str]:
+        """The keyword that holds the first items by position ("" if none), and that of the rest."""
+        if self is Draft.DRAFT_2020_12:
+            return ("prefixItems" if "prefixItems" in schema else ""), "items"
+        return (
+            ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("", "items")
+        )
+
+
+_VALIDATORS: Mapping[Draft, type[jsonschema_rs.Validator]] = {
+    Draft.DRAFT_4: jsonschema_rs.Draft4Validator,
+    Draft.DRAFT_6: jsonschema_rs.Draft6Validator,
+    Draft.DRAFT_7: jsonschema_rs.Draft7Validator,
+    Draft.DRAFT_2019_09: jsonschema_rs.Draft201909Validator,
+    Draft.DRAFT_2020_12: jsonschema_rs.Draft202012Validator,
+}
+
+_BY_URI: Mapping[str, Draft] = {
+    "json-schema.org/draft-04/schema": Draft.DRAFT_4,
+    "json-schema.org/draft-06/schema": Draft.DRAFT_6,
+    "json-schema.org/draft-07/schema": Draft.DRAFT_7,
+    "json-schema.org/draft/2019-09/schema": Draft.DRAFT_2019_09,
+    "json-schema.org/draft/2020-12/schema": Draft.DRAFT_2020_12,
+}

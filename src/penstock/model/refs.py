@@ -1,0 +1,169 @@
+"""Where the references of one JSON Schema lead.
+
+A schema here is self-contained: what it refers to is inside it, under its own `$id` where it comes
+from another document (`bundle` puts it there). So references need no IO, and the schema that is
+compiled in a Spark task is the one that was checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from penstock.model import pointer
+from penstock.model.draft import Draft, Schema
+from penstock.model.json_order import ABSENT, Json
+
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Keywords that hold documents: an `$id` or `$ref` inside of them is data."""
+
+
+class DanglingRef(LookupError):
+    """A reference to nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A schema inside the document: where it is, and the URI its references are relative to."""
+
+    schema: Schema
+    pointer: str
+    base: str
+    draft: Draft
+
+    def step(self, *tokens: str | int) -> Place:
+        """A schema below this one."""
+        schema: Any = self.schema
+        for token in tokens:
+            schema = schema[token]
+        return dataclasses.replace(
+            self,
+            schema=schema,
+            pointer=self.pointer + pointer.render(tokens),
+            base=_base(schema, self.base, self.draft),
+        )
+
+
+class Refs:
+    """The resources and anchors of one schema document."""
+
+    def __init__(self, schema: Schema) -> None:
+        draft = Draft.of(schema)
+        self.root = Place(schema=schema, pointer="", base=_base(schema, "", draft), draft=draft)
+        self._resources: dict[str, Place] = {"": self.root, self.root.base: self.root}
+        self._anchors: dict[tuple[str, str], Place] = {}
+        for place in _walk(self.root):
+            self._note(place)
+
+    def _note(self, place: Place) -> None:
+        """Remember the names that a schema gives itself."""
+        assert isinstance(place.schema, Mapping)  # noqa: S101 - _walk yields mappings
+        identity = place.schema.get(place.draft.id_keyword)
+        if isinstance(identity, str):
+            uri, fragment = urldefrag(_join(place.base, identity))
+            if fragment:
+                self._anchors.setdefault((place.base, fragment), place)
+            else:
+                self._resources.setdefault(uri, place)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(anchor := place.schema.get(keyword), str):
+                self._anchors.setdefault((place.base, anchor), place)
+
+    def resolve(self, ref: str, base: str) -> Place:
+        """The schema that `ref`, written where the base URI is `base`, refers to."""
+        uri, fragment = urldefrag(_join(base, ref))
+        fragment = unquote(fragment)
+        resource = self._resources.get(uri)
+        if resource is None:
+            raise DanglingRef(f'$ref "{ref}" points to nothing: no document has the URI {uri}')
+        if fragment and not fragment.startswith("/"):
+            anchored = self._anchors.get((resource.base, fragment))
+            if anchored is None:
+                raise DanglingRef(f'$ref "{ref}" points to nothing: no anchor "{fragment}"')
+            return anchored
+        value: Json = resource.schema  # type: ignore[assignment]
+        base = resource.base
+        for token in pointer.parse(fragment):
+            found = pointer.get(value, (token,))
+            if found is ABSENT:
+                raise DanglingRef(f'$ref "{ref}" points to nothing')
+            value = found
+            base = _base(value, base, resource.draft)
+        if not isinstance(value, dict | bool):
+            raise DanglingRef(f'$ref "{ref}" points to something that is not a schema')
+        return dataclasses.replace(
+            resource, schema=value, pointer=resource.pointer + fragment, base=base
+        )
+
+
+def references(schema: Schema, base: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every `$ref` of a schema document, as (reference, base URI, pointer to the keyword)."""
+    draft = Draft.of(schema)
+    root = Place(schema=schema, pointer="", base=_base(schema, base, draft), draft=draft)
+    for place in _walk(root):
+        assert isinstance(place.schema, Mapping)  # noqa: S101 - _walk yields mappings
+        if isinstance(ref := place.schema.get("$ref"), str):
+            yield ref, place.base, pointer.child(place.pointer, "$ref")
+
+
+def bundle(schema: Schema, documents: Mapping[str, Schema], base: str = "") -> Schema:
+    """`schema`, whose own URI is `base`, with every document it refers to inside of it.
+
+    `documents` are keyed by URI; only what is reachable is taken. A document that calls itself by
+    another `$id` is wrapped, so that it is found by either name.
+    """
+    taken: dict[str, Schema] = {}
+    pending: list[tuple[Schema, str]] = [(schema, base)]
+    while pending:
+        current, at = pending.pop()
+        for ref, from_base, _ in references(current, at):
+            uri, _ = urldefrag(_join(from_base, ref))
+            if uri != base and uri in documents and uri not in taken:
+                taken[uri] = _identified(documents[uri], uri)
+                pending.append((documents[uri], uri))
+    if isinstance(schema, bool):
+        return schema
+    whole = {**schema, "$defs": {**taken, **schema.get("$defs", {})}} if taken else schema
+    return _identified(whole, base) if base else whole
+
+
+def _identified(schema: Schema, uri: str) -> Schema:
+    if isinstance(schema, bool):
+        return {"$id": uri} if schema else {"$id": uri, "not": {}}
+    if "$id" in schema and urldefrag(_join(uri, schema["$id"]))[0] != uri:
+        return {"$id": uri, "$ref": _join(uri, schema["$id"]), "$defs": {"document": schema}}
+    return {**schema, "$id": uri}
+
+
+def _walk(root: Place) -> Iterator[Place]:
+    """Every mapping that may be a schema. Definitions may sit under any keyword, so all count."""
+    pending: list[tuple[Any, str, str]] = [(root.schema, root.pointer, root.base)]
+    while pending:
+        value, at, base = pending.pop()
+        if isinstance(value, list):
+            pending += [(item, pointer.child(at, i), base) for i, item in enumerate(value)]
+        elif isinstance(value, Mapping):
+            base = _base(value, base, root.draft)
+            yield Place(schema=value, pointer=at, base=base, draft=root.draft)
+            pending += [
+                (item, pointer.child(at, name), base)
+                for name, item in value.items()
+                if name not in _VALUES
+            ]
+
+
+def _base(schema: object, base: str, draft: Draft) -> str:
+    """The base URI inside a schema: its `$id`, unless that only names an anchor."""
+    if not isinstance(schema, Mapping):
+        return base
+    identity = schema.get(draft.id_keyword)
+    if not isinstance(identity, str) or identity.startswith("#"):
+        return base
+    return urldefrag(_join(base, identity))[0]
+
+
+def _join(base: str, ref: str) -> str:
+    """`urljoin`, also for schemes that it does not know to be hierarchical."""
+    return urldefrag(base)[0] + ref if ref.startswith("#") else urljoin(base, ref)
