@@ -1,0 +1,234 @@
+"""When a document was written, by whom, and what it means to its transaction.
+
+Every document carries a version 1 UUID that is three things at once:
+
+    04afc000-833b-11ee-bc01-010000000001
+    └──────┬──────────┘│└┬─┘└────┬─────┘
+      clock bits 4..63 │ │    producer: one incarnation of one writer, 48 bits
+           clock bits 0..3, then 10 flag bits
+
+A **clock** counts 100 ns since 1582-10-15 in its upper 60 bits; its low 4 bits count documents
+within one such interval. Clocks of one producer in one journal only ever grow, and that alone
+makes duplicates recognisable; across producers they are wall time, good for ordering reads and for
+nothing else.
+
+Clocks and producers are plain integers, because they are compared by the million, live in Spark
+`BIGINT` columns and must sort there as they do here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, NewType, Self
+from uuid import UUID
+
+from penstock.errors import PenstockError
+
+Clock = NewType("Clock", int)
+"""An instant, or a duration; 64 bits."""
+
+NEVER: Final = Clock(0)
+"""Before every instant; no document may carry it."""
+
+CLOCK_MAX: Final = Clock((1 << 63) - 1)
+"""No upper bound. The greatest clock that fits a Spark `BIGINT`; the year is 3409."""
+
+_CLOCK_LIMIT: Final = 1 << 64
+_EPOCH: Final = 122_192_928_000_000_000  # 100 ns intervals from 1582-10-15 to 1970-01-01
+_INTERVALS_PER_SECOND: Final = 10_000_000
+_MICROSECOND: Final = 160
+
+
+def _checked(clock: int) -> Clock:
+    if not 0 <= clock < _CLOCK_LIMIT:
+        raise ValueError(f"a clock has 64 bits, and {clock:#x} does not fit")
+    return Clock(clock)
+
+
+def from_unix(seconds: int, nanos: int = 0) -> Clock:
+    """The clock of an instant in Unix time, its counter zero."""
+    return _checked(((seconds * _INTERVALS_PER_SECOND + nanos // 100) + _EPOCH) << 4)
+
+
+UNIX_EPOCH: Final = from_unix(0)
+
+
+def to_unix(clock: Clock) -> tuple[int, int]:
+    """Seconds and nanoseconds of Unix time; the counter shows as steps of four nanoseconds.
+
+    Clocks before 1970, zero among them, are at the epoch.
+    """
+    seconds, intervals = divmod(max((clock >> 4) - _EPOCH, 0), _INTERVALS_PER_SECOND)
+    return seconds, intervals * 100 + ((clock & 0xF) << 2)
+
+
+def duration(seconds: int, nanos: int = 0) -> Clock:
+    """A length of time, to be added to or compared with differences of clocks."""
+    return _checked((seconds * _INTERVALS_PER_SECOND + nanos // 100) << 4)
+
+
+def update(clock: Clock, other: Clock) -> Clock:
+    """Catch up with `other`, usually the wall; a clock never goes back."""
+    return max(clock, other)
+
+
+def tick(clock: Clock) -> Clock:
+    """The next microsecond: strictly later, whatever the wall says."""
+    return _checked(clock + _MICROSECOND)
+
+
+def delta(later: Clock, earlier: Clock) -> Clock:
+    """How long after `earlier` it is at `later`; zero if it is not after it at all."""
+    return Clock(max(later - earlier, 0))
+
+
+def rotate(clock: Clock) -> int:
+    """The r-clock: neighbouring clocks spread evenly over `[0, 2^32)`.
+
+    The fastest moving bits become the highest, so shards that split this range share the documents
+    of any one moment.
+    """
+    bits = ((clock >> 4) ^ (clock & 0xF)) & 0xFFFFFFFF
+    bits = (bits & 0x55555555) << 1 | (bits >> 1) & 0x55555555
+    bits = (bits & 0x33333333) << 2 | (bits >> 2) & 0x33333333
+    bits = (bits & 0x0F0F0F0F) << 4 | (bits >> 4) & 0x0F0F0F0F
+    bits = (bits & 0x00FF00FF) << 8 | (bits >> 8) & 0x00FF00FF
+    return (bits & 0x0000FFFF) << 16 | bits >> 16
+
+
+class Producer(int):
+    """One incarnation of a writer: 48 bits, retired with its process, never used again.
+
+    An integer, so that it orders as its bytes do, here, in numpy and in Spark. The multicast bit is
+    always set: no network card has such an address, so no producer is mistaken for one.
+    """
+
+    __slots__ = ()
+
+    MULTICAST: Final = 1 << 40
+
+    def __new__(cls, value: int) -> Self:
+        if not 0 <= value < 1 << 48:
+            raise ValueError(f"a producer has 48 bits, and {value:#x} does not fit")
+        if not value & cls.MULTICAST:
+            raise ValueError(f"producer {value:012x} lacks the multicast bit")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def from_random(cls, entropy: bytes) -> Self:
+        """The producer of 6 random bytes, 47 bits of which count."""
+        if len(entropy) != 6:
+            raise ValueError(f"a producer is made of 6 random bytes, not {len(entropy)}")
+        return cls(int.from_bytes(entropy, "big") | cls.MULTICAST)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text form: 12 lower-case hex digits."""
+        if len(text) != 12 or not _HEX_DIGITS.issuperset(text):
+            raise ValueError(f"a producer is 12 lower-case hex digits, not {text!r}")
+        return cls(int(text, 16))
+
+    @property
+    def packed(self) -> bytes:
+        """The 6 bytes, as they end a document's UUID."""
+        return self.to_bytes(6, "big")
+
+    def __str__(self) -> str:
+        return f"{int(self):012x}"
+
+    def __repr__(self) -> str:
+        return f"Producer(0x{self})"
+
+
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+
+
+class Flag(enum.IntEnum):
+    """What a document is to its producer's transaction: the kind in the low two flag bits."""
+
+    OUTSIDE_TXN = 0x0
+    """Is a transaction of its own."""
+    CONTINUE_TXN = 0x1
+    """Belongs to a transaction, and is pending until an ACK commits it."""
+    ACK_TXN = 0x2
+    """Closes what its producer wrote to this journal; holds no data."""
+
+
+CONTROL: Final = 0x4
+"""Reserved for documents that steer readers; sequenced as OUTSIDE_TXN."""
+
+VALIDATED: Final = 0x8000
+"""In memory only: passed its schema. Outside the UUID's ten bits, so it cannot leak."""
+
+FLAGS_MAX: Final = 0x3FF
+
+
+class InvalidDocumentId(PenstockError):
+    """A UUID that no publisher of Penstock can have written."""
+
+
+def kind(flags: int, where: str | None = None) -> Flag:
+    """The kind in a flag word, whatever its other bits say."""
+    if flags & 3 == 3:
+        raise InvalidDocumentId(
+            f"document flags {flags:#x} say both CONTINUE and ACK",
+            where=where,
+            why="a document is outside of transactions, part of one, or closes one",
+            fix="find what wrote this document; its journal cannot be sequenced past it",
+        )
+    return Flag(flags & 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentId:
+    """The three values in a document's UUID. `clock` may be any of 64 bits, `flags` any of 10."""
+
+    producer: Producer
+    clock: Clock
+    flags: int
+
+    def __post_init__(self) -> None:
+        _checked(self.clock)
+        if not 0 <= self.flags <= FLAGS_MAX:
+            raise ValueError(f"document flags have 10 bits, and {self.flags:#x} does not fit")
+
+    @property
+    def uuid(self) -> UUID:
+        """The RFC 4122 version 1 UUID, with the counter and flags in its clock sequence."""
+        clock = self.clock
+        return UUID(
+            int=(clock >> 4 & 0xFFFFFFFF) << 96
+            | (clock >> 36 & 0xFFFF) << 80
+            | (0x1000 | clock >> 52) << 64
+            | (0x8000 | (clock & 0xF) << 10 | self.flags) << 48
+            | self.producer
+        )
+
+    @classmethod
+    def parse(cls, text: str | UUID, where: str | None = None) -> Self:
+        """Read a document's UUID; if it is bad, the error says `where`: the journal and offset."""
+        try:
+            value = text if isinstance(text, UUID) else UUID(text)
+        except ValueError as error:
+            raise InvalidDocumentId(
+                f"document id {text!r} is not a UUID", where=where, why=str(error)
+            ) from None
+        if value.version != 1:
+            raise InvalidDocumentId(
+                f"document id {value} is not a version 1 UUID",
+                where=where,
+                why="the document's producer, clock and flags are read from its UUID",
+                fix="write to journals with a publisher, which stamps documents",
+            )
+        try:
+            producer = Producer(value.node)
+        except ValueError as error:
+            raise InvalidDocumentId(
+                f"document id {value} was made by no publisher", where=where, why=str(error)
+            ) from None
+        bits = value.int
+        clock = (bits >> 64 & 0xFFF) << 52 | (bits >> 80 & 0xFFFF) << 36 | (bits >> 96) << 4
+        return cls(
+            producer=producer, clock=Clock(clock | bits >> 58 & 0xF), flags=bits >> 48 & FLAGS_MAX
+        )
