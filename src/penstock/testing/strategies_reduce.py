@@ -1,0 +1,242 @@
+"""Hypothesis strategies: schemas that reduce, with documents that fit them.
+
+A closed grammar of the reduction strategies. Values come from small pools, so that keys, elements
+and extremes collide; pools hold the awkward ones: null beside a value, text beyond the Basic
+Multilingual Plane, negative zero's neighbours, empty containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from penstock.model.json_order import Json
+
+Values = st.SearchStrategy[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """A schema, and values that are valid under it."""
+
+    schema: dict[str, Any]
+    values: Values
+
+
+INTEGERS = st.sampled_from([0, 1, -1, 2, 7, -40, 2**40])
+NUMBERS = st.sampled_from([0, 1, -3, 0.5, -1.25, 2.75, 1e9])
+STRINGS = st.sampled_from(["", "a", "b", "Z", "é", "\uffff", "\U0001f600", 'q"\\/\n'])
+NAMES = ("a", "b", "c", "d/e", "f~g", "h.i", "`j`")
+
+_SCALARS: dict[str, Values] = {
+    "integer": INTEGERS,
+    "number": NUMBERS,
+    "string": STRINGS,
+    "boolean": st.booleans(),
+}
+_WINNERS = ("lastWriteWins", "firstWriteWins", "minimize", "maximize")
+
+_ANYTHING: Values = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    STRINGS,
+    st.lists(INTEGERS, max_size=2),
+    st.dictionaries(st.sampled_from("xy"), INTEGERS, max_size=2),
+)
+
+
+@st.composite
+def _scalar(draw: st.DrawFn) -> Grown:
+    kind = draw(st.sampled_from(sorted(_SCALARS)))
+    numeric = kind in ("integer", "number")
+    strategy = draw(st.sampled_from((*_WINNERS, "sum", "sum") if numeric else _WINNERS))
+    schema: dict[str, Any] = {"type": kind, "reduce": {"strategy": strategy}}
+    values = _SCALARS[kind]
+    if strategy != "sum" and draw(st.booleans()):
+        schema["type"] = [kind, "null"]
+        values = st.one_of(st.none(), values)
+    if strategy == "lastWriteWins" and draw(st.booleans()):
+        del schema["reduce"]
+    return Grown(schema=schema, values=values)
+
+
+@st.composite
+def _opaque(draw: st.DrawFn) -> Grown:
+    strategy = draw(st.sampled_from(_WINNERS))
+    return Grown(schema={"reduce": {"strategy": strategy}}, values=_ANYTHING)
+
+
+@st.composite
+def _numeric_text(draw: st.DrawFn) -> Grown:
+    strategy = draw(st.sampled_from(["sum", "bigSum"]))
+    values = st.one_of(INTEGERS, st.sampled_from(["1", "-0.25", "1e3", "99999999999999999999"]))
+    return Grown(
+        schema={"type": ["integer", "string"], "reduce": {"strategy": strategy}}, values=values
+    )
+
+
+@st.composite
+def _list(draw: st.DrawFn) -> Grown:
+    kind = draw(st.sampled_from(["integer", "string", "number"]))
+    strategy = draw(st.sampled_from(["append", "append", "lastWriteWins", "firstWriteWins"]))
+    return Grown(
+        schema={"type": "array", "items": {"type": kind}, "reduce": {"strategy": strategy}},
+        values=st.lists(_SCALARS[kind], max_size=3),
+    )
+
+
+@st.composite
+def members(draw: st.DrawFn, children: st.SearchStrategy[Grown], size_min: int = 0) -> Grown:
+    """An object of named members, some of them required, without a strategy of its own."""
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=size_min, max_size=3))
+    grown = {name: draw(children) for name in names}
+    required = [name for name in names if draw(st.booleans())]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: child.schema for name, child in grown.items()},
+        "required": required,
+    }
+    optional = {name: grown[name].values for name in names if name not in required}
+    mandatory = {name: grown[name].values for name in required}
+    values: Values = st.fixed_dictionaries(mandatory, optional=optional)
+    if draw(st.booleans()):
+        schema["additionalProperties"] = False
+    elif draw(st.booleans()):
+        unknown = st.dictionaries(st.sampled_from(["x1", "x2"]), _ANYTHING, max_size=2)
+        values = st.tuples(values, unknown).map(lambda both: both[1] | both[0])
+    return Grown(schema=schema, values=values)
+
+
+@st.composite
+def _object(draw: st.DrawFn, children: st.SearchStrategy[Grown]) -> Grown:
+    grown = draw(members(children))
+    strategy = draw(st.sampled_from(["merge", "merge", "merge", "lastWriteWins"]))
+    return _with(grown, {"strategy": strategy})
+
+
+@st.composite
+def _map(draw: st.DrawFn, children: st.SearchStrategy[Grown]) -> Grown:
+    child = draw(children)
+    return Grown(
+        schema={
+            "type": "object",
+            "additionalProperties": child.schema,
+            "reduce": {"strategy": draw(st.sampled_from(["merge", "merge", "lastWriteWins"]))},
+        },
+        values=st.dictionaries(st.sampled_from(NAMES), child.values, max_size=3),
+    )
+
+
+@st.composite
+def _array(draw: st.DrawFn, children: st.SearchStrategy[Grown]) -> Grown:
+    child = draw(children)
+    return Grown(
+        schema={"type": "array", "items": child.schema, "reduce": {"strategy": "merge"}},
+        values=st.lists(child.values, max_size=3),
+    )
+
+
+@st.composite
+def _keyed(draw: st.DrawFn, children: st.SearchStrategy[Grown]) -> Grown:
+    """A keyed array merge, or the smaller or greater of two objects by a key."""
+    key = _with(Grown(schema={"type": "integer"}, values=st.integers(0, 2)), {})
+    body = draw(members(children))
+    item = Grown(
+        schema={
+            **body.schema,
+            "properties": {**body.schema["properties"], "k": key.schema},
+            "required": [*body.schema["required"], "k"],
+        },
+        values=st.tuples(body.values, key.values).map(lambda both: {**both[0], "k": both[1]}),
+    )
+    if draw(st.booleans()):
+        strategy = draw(st.sampled_from(["minimize", "maximize"]))
+        return _with(item, {"strategy": strategy, "key": ["/k"]})
+    return Grown(
+        schema={
+            "type": "array",
+            "items": _with(item, {"strategy": "merge"}).schema,
+            "reduce": {"strategy": "merge", "key": ["/k"]},
+        },
+        values=st.lists(item.values, max_size=4),
+    )
+
+
+@st.composite
+def _items_as_keys(draw: st.DrawFn) -> Grown:
+    kind = draw(st.sampled_from(["integer", "string"]))
+    return Grown(
+        schema={
+            "type": "array",
+            "items": {"type": kind},
+            "reduce": {"strategy": "merge", "key": [""]},
+        },
+        values=st.lists(_SCALARS[kind], max_size=4),
+    )
+
+
+@st.composite
+def _set(draw: st.DrawFn, children: st.SearchStrategy[Grown]) -> Grown:
+    child = draw(children)
+    terms = ["add", "remove", *(["intersect"] if draw(st.booleans()) else [])]
+    term = st.dictionaries(st.sampled_from(NAMES[:4]), child.values, max_size=3)
+
+    def value(chosen: Sequence[str]) -> Values:
+        return st.fixed_dictionaries(dict.fromkeys(chosen, term))
+
+    choices = [(), ("add",), ("remove",), ("add", "remove")]
+    if "intersect" in terms:
+        choices += [("intersect",), ("add", "intersect")]
+    return Grown(
+        schema={
+            "type": "object",
+            "properties": {
+                name: {"type": "object", "additionalProperties": child.schema} for name in terms
+            },
+            "additionalProperties": False,
+            "reduce": {"strategy": "set"},
+        },
+        values=st.sampled_from(choices).flatmap(value),
+    )
+
+
+def _with(grown: Grown, reduce: dict[str, Json]) -> Grown:
+    schema = {**grown.schema, **({"reduce": reduce} if reduce else {})}
+    return Grown(schema=schema, values=grown.values)
+
+
+def leaves() -> st.SearchStrategy[Grown]:
+    """Locations whose strategy looks at the value as a whole."""
+    return st.one_of(_scalar(), _scalar(), _list(), _opaque(), _numeric_text(), _items_as_keys())
+
+
+def flat_leaves() -> st.SearchStrategy[Grown]:
+    """Leaves that every engine can reduce by a plain aggregate."""
+    return st.one_of(_scalar(), _list())
+
+
+def locations() -> st.SearchStrategy[Grown]:
+    """Any location: leaves, and containers of them to a small depth."""
+    below = leaves()
+    for _ in range(2):
+        below = st.one_of(
+            leaves(), _object(below), _map(below), _array(below), _keyed(below), _set(below)
+        )
+    return below
+
+
+@st.composite
+def documents(draw: st.DrawFn, children: st.SearchStrategy[Grown] | None = None) -> Grown:
+    """Documents with the key `/id`, always "k": callers give them the keys they like."""
+    grown = draw(members(children or locations(), size_min=1))
+    schema = {
+        **grown.schema,
+        "properties": {**grown.schema["properties"], "id": {"type": "string"}},
+        "required": [*grown.schema["required"], "id"],
+        "reduce": {"strategy": "merge"},
+    }
+    return Grown(schema=schema, values=grown.values.map(lambda members: {**members, "id": "k"}))
