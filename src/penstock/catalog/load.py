@@ -102,8 +102,7 @@ class Sources:
     def resolve(self, node: Node, url: str) -> Target | None:
         """The value at `url`, a path relative to the file of `node` with an optional fragment."""
         path, _, fragment = url.partition("#")
-        file = self._path(node, path)
-        root = self._document(file, node) if file is not None else None
+        root = self.open(node, path)
         if root is None:
             return None
         found = find_fragment(root, unquote(fragment))
@@ -111,6 +110,11 @@ class Sources:
             self.error(node, "E-IMPORT", f'"#{fragment}" is not in {root.at.file}')
             return None
         return Target(found, root)
+
+    def open(self, node: Node, path: str) -> Node | None:
+        """The root of the file at `path`, which `node` mentions."""
+        file = self._path(node, path)
+        return self._document(file, node) if file is not None else None
 
     def code(self, node: Node) -> str | None:
         """Source code written inline, or the text of the file that `node` names."""

@@ -18,7 +18,7 @@ import yaml
 
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics, Position
 from penstock.model import pointer as pointers
-from penstock.model.pointer import Json
+from penstock.model.json_order import Json
 
 NODES_MAX = 1_000_000
 """Values of one file after its aliases are expanded; beyond it, the file is an alias bomb."""

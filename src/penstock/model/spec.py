@@ -1,0 +1,416 @@
+"""Built specs: what a catalog means once every mistake is out of it.
+
+Values only. A spec holds no reference to a file, a position or another spec: names stand for
+collections and tasks, code and schemas are inside, and secrets stay the references they were written
+as (`${env:NAME}`). So a spec can be recorded, compared, and sent to another process, and the same
+catalog gives the same specs wherever it lies.
+
+`fingerprint` is equal for equal specs, in any process and version of Python; a task whose
+fingerprint did not change need not be touched when a catalog is applied again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from penstock.model.json_order import Json, canonical_json
+
+Scalar: TypeAlias = bool | int | str | None
+"""What a key or a partition field can be."""
+
+_T = TypeVar("_T")
+
+
+class Frozen:
+    """A JSON value that cannot change: it is kept as its canonical text, and compares by it."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __init__(self, value: Json) -> None:
+        object.__setattr__(self, "text", canonical_json(value))
+
+    @property
+    def value(self) -> Any:  # noqa: ANN401 - any JSON value, and callers know which
+        """The value, a new one each time."""
+        return json.loads(self.text)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Frozen value does not change")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frozen) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Frozen({self.text})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Frozen, (self.value,)
+
+
+# --- collections ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A named location: a column, a parameter, perhaps a partition. Names are unique.
+
+    Every location that the schema names is a field, called by its pointer without the first slash;
+    `declared` ones are the catalog's own.
+    """
+
+    name: str
+    location: str
+    declared: bool = False
+    partition: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fragments:
+    """How the files of a journal are written and kept; None is the default of the deployment."""
+
+    codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] | None = None
+    length_bytes: int | None = None
+    flush_interval_s: int | None = None
+    retention_s: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionSpec:
+    """A keyed set of documents. Documents of one key are reduced by the read schema."""
+
+    name: str
+    key: tuple[str, ...]
+    write_schema: Frozen
+    read_schema: Frozen
+    reads_inferred: bool = False
+    """The read schema refers to the inferred one, which grows with the documents."""
+    fields: tuple[Field, ...]
+    fragments: Fragments = Fragments()
+    derivation: DerivationSpec | None = None
+    reset: bool = False
+    delete: bool = False
+
+    def field(self, name: str) -> Field | None:
+        return next((f for f in self.fields if f.name == name), None)
+
+    @property
+    def partitions(self) -> tuple[Field, ...]:
+        """The fields whose values split the collection, in the order of their names."""
+        return tuple(sorted((f for f in self.fields if f.partition), key=lambda f: f.name))
+
+
+# --- what tasks share ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FieldValues:
+    """A partition field and some of its values."""
+
+    field: str
+    values: tuple[Scalar, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Which partitions: every included field has a listed value, and no excluded one has."""
+
+    include: tuple[FieldValues, ...] = ()
+    exclude: tuple[FieldValues, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a transform or binding reads. Times are RFC 3339 in UTC, and filter on publish time."""
+
+    collection: str
+    selector: Selector = Selector()
+    not_before: str | None = None
+    not_after: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """How a task is run; None is the default of the deployment."""
+
+    disable: bool = False
+    min_txn_s: int = 0
+    max_txn_s: int
+    log_level: Literal["error", "warn", "info", "debug", "trace"] = "info"
+    flags: tuple[tuple[str, str], ...] = ()
+    count: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A connector and its configuration, in which secrets are still references."""
+
+    kind: Literal["connector", "local", "python", "ingest"]
+    config: Frozen
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    protobuf: bool = False
+    module: str | None = None
+    config_schema: Frozen | None = None
+
+
+# --- derivations ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """One source of a derivation and what is made of it."""
+
+    name: str
+    source: Source
+    shuffle: tuple[str, ...]
+    """Locations of the source by which its documents meet; the source's key by default."""
+    shuffle_any: bool = False
+    """Nothing has to meet: `shuffle` is the source's key, and serves to spread the work."""
+    code: str | None = None
+    read_delay_s: int = 0
+    priority: int = 0
+    disable: bool = False
+    backfill: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DerivationSpec:
+    """How a collection computes itself from others. The order of transforms breaks ties."""
+
+    using: Literal["sqlite", "spark", "python", "local", "connector"]
+    transforms: tuple[Transform, ...]
+    shuffle_key_types: tuple[Literal["boolean", "integer", "string"], ...]
+    migrations: tuple[str, ...] = ()
+    views: tuple[tuple[str, str], ...] = ()
+    nonlinear: bool = False
+    endpoint: Endpoint | None = None
+    """The module, program or connector, for what is not SQL."""
+    dependencies: tuple[str, ...] = ()
+    batch: bool = False
+    redact_salt: str | None = None
+    shards: Shards
+
+
+# --- captures ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureBinding:
+    """A resource of the endpoint and the collection that it fills."""
+
+    resource: Frozen
+    target: str | None
+    on_invalid: Literal["fail", "reject"] = "fail"
+    disable: bool = False
+    backfill: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AutoDiscover:
+    """What to do about resources that appear or change."""
+
+    add_new_bindings: bool = False
+    evolve_incompatible_collections: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSpec:
+    """A task that fills collections."""
+
+    name: str
+    endpoint: Endpoint
+    bindings: tuple[CaptureBinding, ...]
+    interval_s: int = 300
+    auto_discover: AutoDiscover | None = None
+    redact_salt: str | None = None
+    shards: Shards
+    delete: bool = False
+
+
+# --- materializations ---
+
+OnIncompatible: TypeAlias = Literal["abort", "backfill", "disableBinding", "disableTask"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSelection:
+    """Which fields become columns, before the connector is asked."""
+
+    recommended_depth: int | None = None
+    """Levels of recommended fields that are taken; None is all of them, 0 is none."""
+    require: tuple[tuple[str, Frozen], ...] = ()
+    """Fields that must be there, each with options for the connector."""
+    exclude: tuple[str, ...] = ()
+    group_by: tuple[str, ...] = ()
+    """Fields that are the key of this one resource, instead of the collection's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializationBinding:
+    """A collection and the resource that is kept equal to it."""
+
+    resource: Frozen
+    source: Source
+    fields: FieldSelection = FieldSelection()
+    on_incompatible: OnIncompatible = "backfill"
+    at_least_once: bool = False
+    priority: int = 0
+    disable: bool = False
+    backfill: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedCapture:
+    """A capture whose bindings a materialization takes over as they appear."""
+
+    capture: str
+    target_naming: Frozen | None = None
+    delta_updates: bool = False
+    recommended_depth: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """A web hook. Its headers may hold references to secrets."""
+
+    url: str
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    payload_template: str
+    timeout_s: int = 30
+    attempts_max: int = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Triggers:
+    """Web hooks that are called after commits, at most once per interval."""
+
+    interval_s: int = 0
+    hooks: tuple[Trigger, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializationSpec:
+    """A task that keeps resources of an endpoint equal to collections."""
+
+    name: str
+    endpoint: Endpoint
+    bindings: tuple[MaterializationBinding, ...]
+    follows: FollowedCapture | None = None
+    on_incompatible: OnIncompatible = "backfill"
+    triggers: Triggers | None = None
+    shards: Shards
+    delete: bool = False
+
+
+# --- tests, storage, and the whole ---
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Ingest documents into a collection, or verify all that it holds."""
+
+    action: Literal["ingest", "verify"]
+    collection: str
+    documents: Frozen
+    selector: Selector = Selector()
+    description: str | None = None
+    origin: str = dataclasses.field(default="", compare=False)
+    """`file:line` for people; no part of the meaning."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogTest:
+    """An example: what collections hold after given documents."""
+
+    name: str
+    description: str | None = None
+    steps: tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """A place for fragments."""
+
+    provider: Literal["S3", "GCS", "AZURE", "LOCAL"]
+    bucket: str | None = None
+    prefix: str = ""
+    path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StorageMapping:
+    """Where collections below a prefix are stored: the first store is written, all are read."""
+
+    prefix: str
+    stores: tuple[Store, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """All of it, each kind sorted by name. What a spec names is in here."""
+
+    collections: tuple[CollectionSpec, ...] = ()
+    captures: tuple[CaptureSpec, ...] = ()
+    materializations: tuple[MaterializationSpec, ...] = ()
+    tests: tuple[CatalogTest, ...] = ()
+    storage: tuple[StorageMapping, ...] = ()
+
+    def collection(self, name: str) -> CollectionSpec | None:
+        return next((c for c in self.collections if c.name == name), None)
+
+    @property
+    def derivations(self) -> tuple[CollectionSpec, ...]:
+        return tuple(c for c in self.collections if c.derivation)
+
+
+# --- specs as JSON ---
+
+
+def to_json(spec: object) -> Json:
+    """A spec as plain JSON; `from_json` is the way back."""
+    return _plain(spec, whole=True)
+
+
+def from_json(kind: type[_T], data: Json) -> _T:
+    """A spec of the given class from what `to_json` made of it."""
+
+    def decode(wanted: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's own signature
+        return wanted(value)
+
+    return msgspec.convert(data, kind, dec_hook=decode)
+
+
+def fingerprint(spec: object) -> str:
+    """32 hexadecimal digits that are equal for equal specs."""
+    text = canonical_json(_plain(spec, whole=False))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _plain(value: object, *, whole: bool) -> Any:  # noqa: ANN401
+    match value:
+        case Frozen():
+            return value.value
+        case tuple():
+            return [_plain(item, whole=whole) for item in value]
+        case Mapping():
+            return {str(k): _plain(v, whole=whole) for k, v in value.items()}
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {
+                field.name: _plain(getattr(value, field.name), whole=whole)
+                for field in dataclasses.fields(value)
+                if whole or field.compare
+            }
+        case _:
+            return value
