@@ -21,10 +21,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.consensus.store import SCAN_ALL, CasResult, ConsensusError, VersionedData
+from penstock.consensus.store import (
+    SCAN_ALL,
+    CasResult,
+    ConsensusError,
+    Determinate,
+    ErrorKind,
+    VersionedData,
+)
+from penstock.errors import UserError
 
 Unit = tuple[tuple[str, VersionedData], ...]
 """Appends that commit together or not at all; keys are distinct."""
+
+SCHEMA_VERSION = 1
+"""Of the tables of both databases, written with the incarnation."""
 
 LIST_PAGE = 1_000
 """Keys per page of `list_keys`: some ten milliseconds of work, at most half a megabyte."""
@@ -49,6 +60,24 @@ class Traits:
     """How often to compare `revision()` with one's own, to notice commits of other processes."""
     commit_concurrency: int
     """Store transactions worth running at once; commits are serial, their preparation is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """Limits of a pool of database connections, each with what it protects."""
+
+    connections_max: int = 8
+    """Commits are serial and reads short: more connections only add work for the server."""
+    wait_s: float = 10.0
+    """How long a caller may wait for a free connection before it is told that there is none."""
+    lifetime_s: float = 300.0
+    """Connections are replaced, so that they spread over servers behind an address again."""
+    connect_timeout_s: int = 5
+    statement_timeout_s: float = 30.0
+    call_timeout_s: float = 40.0
+    """When the client stops waiting for a server that neither answers nor hangs up."""
+    idle_in_transaction_s: float = 10.0
+    """A committer that was paused in a transaction holds row locks: the server ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,3 +260,20 @@ def prefix_range(prefix: str) -> tuple[str, str]:
     A key has at most 512 bytes, so 128 times the last character (4 bytes) is behind all of them.
     """
     return prefix, prefix + _LAST_CHARACTER * 128
+
+
+def truncate_bound(key: str, seqno: int, head: int | None) -> Determinate:
+    """The refusal to truncate above the head, which would delete it (I3)."""
+    state = "does not exist" if head is None else f"has its head at {head}"
+    return Determinate(
+        ErrorKind.TRUNCATE_BOUND, f"cannot truncate {key!r} below {seqno}: it {state}"
+    )
+
+
+def check_schema_version(found: int) -> None:
+    """Refuse a store whose tables mean something this release does not know."""
+    if found != SCHEMA_VERSION:
+        raise UserError(
+            f"the consensus store has schema version {found}, this release knows {SCHEMA_VERSION}",
+            fix="run the release that wrote it, or a newer one",
+        )

@@ -23,6 +23,7 @@ from penstock.consensus.backend import (
     judge,
     page_end,
     settle,
+    truncate_bound,
 )
 from penstock.consensus.store import (
     SCAN_ALL,
@@ -156,11 +157,3 @@ class MemoryBackend:
         await asyncio.sleep(0)
         if self._closed:
             raise Determinate(ErrorKind.UNAVAILABLE, "the store is closed")
-
-
-def truncate_bound(key: str, seqno: int, head: int | None) -> Determinate:
-    """The refusal to truncate above the head, which would delete it (I3)."""
-    state = "does not exist" if head is None else f"has its head at {head}"
-    return Determinate(
-        ErrorKind.TRUNCATE_BOUND, f"cannot truncate {key!r} below {seqno}: it {state}"
-    )

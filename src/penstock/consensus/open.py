@@ -1,0 +1,108 @@
+"""From a URL to a store: the one way in.
+
+    sqlite:///penstock.db            a file, relative; four slashes for an absolute path
+    postgresql://user:pw@host/db     a database, with libpq's options
+    grpc://host:6882                 a committer elsewhere (`penstock persistd`)
+    memory:                          nothing durable, for tests
+
+The first two and the last embed a committer in this process; its own traffic does not use a socket.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.consensus.backend import Backend, PoolOptions
+from penstock.consensus.store import mask_url
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+
+
+class Scheme(enum.Enum):
+    """What kind of store a URL names."""
+
+    MEMORY = "memory"
+    SQLITE = "sqlite"
+    POSTGRESQL = "postgresql"
+    GRPC = "grpc"
+
+    @property
+    def example(self) -> str:
+        return _EXAMPLES[self]
+
+
+_EXAMPLES = {
+    Scheme.MEMORY: "memory:",
+    Scheme.SQLITE: "sqlite:///penstock.db",
+    Scheme.POSTGRESQL: "postgresql://user:password@host:5432/database",
+    Scheme.GRPC: "grpc://host:6882",
+}
+_ALIASES = {"postgres": Scheme.POSTGRESQL}  # libpq reads it too
+
+
+def scheme_of(url: str) -> Scheme:
+    """The kind of store `url` names; a `UsageError` that helps if there is none such."""
+    match = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
+    if match is None:
+        raise UsageError(
+            f"this is not a consensus URL: {mask_url(url)!r}",
+            fix=f"for a file, write sqlite:///{mask_url(url) or 'penstock.db'}",
+        )
+    name = match[0].lower()
+    known = {scheme.value: scheme for scheme in Scheme} | _ALIASES
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f"did you mean {known[near[0]].example}? " if near else ""
+    raise UsageError(
+        f"unknown scheme {name!r} in the consensus URL",
+        where=mask_url(url),
+        fix=f"{meant}known are {', '.join(scheme.example for scheme in Scheme)}",
+    )
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of a `sqlite:///` URL."""
+    prefix, separator, path = url.partition(":///")
+    if prefix.lower() != "sqlite" or not separator or not path or path.startswith(":memory:"):
+        raise UsageError(
+            "the SQLite URL names no file",
+            where=url,
+            fix=f"write {Scheme.SQLITE.example}, or {Scheme.MEMORY.example} for tests",
+        )
+    if "?" in path or "\0" in path:
+        raise UsageError("a SQLite URL has no options", where=url, fix="leave out what follows `?`")
+    return Path(path)
+
+
+async def open_backend(url: str, pool: PoolOptions | None = None) -> Backend:
+    """Open the durable store itself, creating its schema if missing; not for `grpc://`.
+
+    Raises `UsageError` and `UserError` for what waiting will not cure, `Unavailable` for the rest.
+    """
+    match scheme_of(url):
+        case Scheme.MEMORY:
+            from penstock.consensus.memory import MemoryBackend
+
+            return MemoryBackend()
+        case Scheme.SQLITE:
+            from penstock.consensus.sqlite import SqliteBackend
+
+            return await SqliteBackend.open(sqlite_path(url))
+        case Scheme.POSTGRESQL:
+            from penstock.consensus.postgres import PostgresBackend
+
+            return await PostgresBackend.open(url, pool)
+        case Scheme.GRPC:
+            raise UsageError(
+                "a committer needs a database, not another committer",
+                where=mask_url(url),
+                fix=f"write {Scheme.POSTGRESQL.example} or {Scheme.SQLITE.example}",
+            )

@@ -1,0 +1,497 @@
+"""The shared store: PostgreSQL, correct whatever the server's defaults are.
+
+A commit is one explicit READ COMMITTED transaction in two round trips.
+
+1. BEGIN; claim the keys that some unit wants to create; lock the head rows of all keys. What the
+   locks return stays true until the end of the transaction, so Python may judge (`judge`).
+2. Move the heads; take the next revision and append the entries in one statement; COMMIT. The
+   counter row is locked by the last statement before COMMIT, and never while a client thinks.
+
+**Revision order is commit order**: the counter's row lock is held from its increment until after
+the commit is visible, so a snapshot that shows revision r shows every revision below it.
+
+**No deadlock**: all transactions claim new keys in key order, then lock heads in key order, then
+the counter. A claim waits only for other claims; a lock waits only for rows that others can see.
+Truncation locks its floor row and then entries below the head, which no append touches.
+
+**What is known after an error.** Before the second round trip nothing can have committed, whatever
+happened to the connection. From then on, an ERROR (not FATAL) of a class that aborts proves that
+the server rolled back; anything else leaves the outcome open.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow
+
+from penstock.consensus.backend import (
+    LIST_PAGE,
+    PAGE_ENTRIES,
+    SCHEMA_VERSION,
+    Commit,
+    PoolOptions,
+    RevisionPage,
+    ScanPage,
+    Traits,
+    Unit,
+    Verdict,
+    check_schema_version,
+    judge,
+    page_end,
+    prefix_range,
+    settle,
+    truncate_bound,
+    unsettled,
+)
+from penstock.consensus.postgres_pool import Connection, ConnectionPool, deadline
+from penstock.consensus.store import (
+    SCAN_ALL,
+    ConsensusError,
+    Determinate,
+    ErrorKind,
+    Indeterminate,
+    VersionedData,
+    cause_chain,
+    mask_url,
+)
+from penstock.errors import Unavailable, UsageError, UserError
+from penstock.failpoints import declare, hit
+
+BEFORE_COMMIT = declare("postgres-before-commit", "keys are locked and judged, nothing is written")
+AFTER_COMMIT = declare("postgres-after-commit", "entries are durable, nobody has been answered")
+
+SCHEMA_LOCK = 0x70656E73746F636B
+"""Advisory lock of the schema's creation: concurrent CREATE … IF NOT EXISTS fail otherwise."""
+
+# One head row per key is what appends lock; it outlives truncation (I4). Its other columns are not
+# indexed and its pages not full, so that moving a head stays within the page. Entries are already
+# compressed by whoever cares: EXTERNAL spares PostgreSQL the attempt.
+SCHEMA = """
+CREATE SCHEMA IF NOT EXISTS penstock;
+CREATE TABLE IF NOT EXISTS penstock.consensus_meta (k text PRIMARY KEY, v bytea NOT NULL);
+CREATE TABLE IF NOT EXISTS penstock.consensus_revision (
+    id boolean PRIMARY KEY DEFAULT true CHECK (id), r bigint NOT NULL) WITH (fillfactor = 10);
+CREATE TABLE IF NOT EXISTS penstock.consensus_head (
+    shard text COLLATE "C" PRIMARY KEY, seqno bigint NOT NULL CHECK (seqno >= 0)
+) WITH (fillfactor = 70);
+CREATE TABLE IF NOT EXISTS penstock.consensus_floor (
+    shard text COLLATE "C" PRIMARY KEY, seqno bigint NOT NULL, revision bigint NOT NULL);
+CREATE INDEX IF NOT EXISTS consensus_floor_revision ON penstock.consensus_floor (revision, shard);
+CREATE TABLE IF NOT EXISTS penstock.consensus_log (
+    shard text COLLATE "C" NOT NULL, seqno bigint NOT NULL CHECK (seqno >= 0),
+    revision bigint NOT NULL, data bytea NOT NULL, PRIMARY KEY (shard, seqno));
+CREATE INDEX IF NOT EXISTS consensus_log_revision
+    ON penstock.consensus_log (revision, shard, seqno);
+ALTER TABLE penstock.consensus_log ALTER COLUMN data SET STORAGE EXTERNAL;
+INSERT INTO penstock.consensus_revision (r) VALUES (0) ON CONFLICT DO NOTHING;
+"""
+META = "SELECT k, v FROM penstock.consensus_meta"
+SET_META = """
+INSERT INTO penstock.consensus_meta VALUES ('incarnation', %s::bytea), ('schema_version', %s::bytea)
+ON CONFLICT DO NOTHING"""
+SERVER = """
+SELECT version(), current_setting('server_encoding'), current_setting('synchronous_commit')"""
+
+INCARNATION = "SELECT v FROM penstock.consensus_meta WHERE k = 'incarnation'"
+REVISION = "SELECT r FROM penstock.consensus_revision WHERE id"
+HEAD = """
+SELECT l.seqno, l.data, l.revision FROM penstock.consensus_head h
+JOIN penstock.consensus_log l ON l.shard = h.shard AND l.seqno = h.seqno
+WHERE h.shard = %s::text"""
+HEADS = "SELECT shard, seqno FROM penstock.consensus_head WHERE shard = ANY(%s::text[])"
+HEADS_UNDER = """
+SELECT shard, seqno FROM penstock.consensus_head WHERE shard >= %s::text AND shard <= %s::text"""
+LIST = """
+SELECT shard FROM penstock.consensus_head
+WHERE shard > %s::text AND shard >= %s::text AND shard <= %s::text
+ORDER BY shard LIMIT %s::bigint"""
+FLOOR = "SELECT seqno FROM penstock.consensus_floor WHERE shard = %s::text"
+SCAN = """
+SELECT seqno, data, revision FROM penstock.consensus_log
+WHERE shard = %s::text AND seqno >= %s::bigint ORDER BY seqno LIMIT %s::bigint"""
+# Sizes are known without reading the entries: those above a few KB are stored out of line.
+SCAN_PAGE = """
+SELECT seqno, data, revision, available FROM (
+    SELECT seqno, data, revision, count(*) OVER () AS available,
+           sum(octet_length(data)) OVER (ORDER BY seqno) - octet_length(data) AS size_before
+    FROM (SELECT * FROM penstock.consensus_log WHERE shard = %s::text AND seqno >= %s::bigint
+          ORDER BY seqno LIMIT %s::bigint) rows
+) page WHERE size_before <= %s::bigint ORDER BY seqno"""
+# The prefix is compared in a way that no index serves: reading in revision order is the point.
+SIZES_SINCE = """
+SELECT revision, octet_length(data) FROM penstock.consensus_log
+WHERE revision > %s::bigint AND left(shard, char_length(%s::text)) = %s::text
+ORDER BY revision LIMIT %s::bigint"""
+ENTRIES_SINCE = """
+SELECT shard, seqno, data, revision FROM penstock.consensus_log
+WHERE revision > %s::bigint AND revision <= %s::bigint
+  AND left(shard, char_length(%s::text)) = %s::text
+ORDER BY revision, shard, seqno"""
+LOST_SINCE = """
+SELECT EXISTS (SELECT FROM penstock.consensus_floor
+               WHERE revision > %s::bigint AND left(shard, char_length(%s::text)) = %s::text)"""
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+BEGIN_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+CLAIM = """
+INSERT INTO penstock.consensus_head (shard, seqno)
+SELECT k, 0 FROM unnest(%s::text[]) k ORDER BY k COLLATE "C"
+ON CONFLICT DO NOTHING RETURNING shard"""
+LOCK = """
+SELECT shard, seqno FROM penstock.consensus_head
+WHERE shard = ANY(%s::text[]) ORDER BY shard FOR NO KEY UPDATE"""
+UNCLAIM = "DELETE FROM penstock.consensus_head WHERE shard = ANY(%s::text[])"
+SET_HEADS = """
+UPDATE penstock.consensus_head h SET seqno = u.n
+FROM unnest(%s::text[], %s::bigint[]) u(k, n) WHERE h.shard = u.k"""
+# Without a counter row the revision is NULL, which the column refuses: then nothing commits.
+APPEND = """
+WITH bump AS (UPDATE penstock.consensus_revision SET r = r + 1 WHERE id RETURNING r),
+     added AS (INSERT INTO penstock.consensus_log (shard, seqno, revision, data)
+               SELECT u.k, u.n, (SELECT r FROM bump), u.d
+               FROM unnest(%s::text[], %s::bigint[], %b::bytea[]) u(k, n, d))
+SELECT r FROM bump"""
+# Entries are contiguous, so the last one to go exists iff there is anything to delete. Its revision
+# is the greatest of those that go. The floor row is written first: truncations of one key queue
+# there instead of meeting in the middle of their deletes.
+TRUNCATE = """
+WITH head AS (SELECT seqno FROM penstock.consensus_head WHERE shard = %(key)s::text),
+     raised AS (INSERT INTO penstock.consensus_floor AS f (shard, seqno, revision)
+                SELECT l.shard, l.seqno + 1, l.revision FROM penstock.consensus_log l, head
+                WHERE l.shard = %(key)s::text AND l.seqno = %(seqno)s::bigint - 1
+                  AND head.seqno >= %(seqno)s::bigint
+                ON CONFLICT (shard) DO UPDATE
+                SET seqno = greatest(f.seqno, excluded.seqno),
+                    revision = greatest(f.revision, excluded.revision)
+                RETURNING 1),
+     gone AS (DELETE FROM penstock.consensus_log
+              WHERE shard = %(key)s::text AND seqno < %(seqno)s::bigint
+                AND EXISTS (SELECT FROM raised) RETURNING 1)
+SELECT (SELECT seqno FROM head), (SELECT count(*) FROM gone)"""
+
+SCAN_PAGE_ROWS = 4_096
+"""Rows considered for one page in bytes: a bound on what the window looks at."""
+
+_LOOKALIKES = ("cockroach", "-yb-", "redshift", "materialize", "greenplum")
+"""They speak the protocol, and differ in what READ COMMITTED and row locks mean."""
+
+
+class PostgresBackend:
+    """See the module; opened by `PostgresBackend.open`."""
+
+    traits = Traits(name="postgresql", cache_heads=True, foreign_poll_s=1.0, commit_concurrency=2)
+
+    def __init__(self, url: str, pool: ConnectionPool, options: PoolOptions) -> None:
+        self.url = mask_url(url)
+        self.pool = pool
+        self._options = options
+
+    @classmethod
+    async def open(cls, url: str, options: PoolOptions | None = None) -> PostgresBackend:
+        """Connect, check that the server can keep the promises, create the schema if missing."""
+        options = options or PoolOptions()
+        try:
+            conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            raise UsageError(
+                f"the consensus URL cannot be read: {cause_chain(error)}",
+                where=mask_url(url),
+                fix="write postgresql://user:password@host:5432/database; percent-encode "
+                "special characters of the password",
+            ) from error
+        backend = cls(url, ConnectionPool(url, options), options)
+        try:
+            await backend._prepare()
+        except ConsensusError as error:
+            await backend.close()
+            raise Unavailable(
+                "the consensus database cannot be used",
+                where=mask_url(url),
+                why=error.message,
+                fix="check that the server runs, and the host, user, password and database",
+            ) from error
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
+
+    async def _prepare(self) -> None:
+        async with self._connection() as connection:
+            cursor = await connection.execute(SERVER)
+            version, encoding, synchronous_commit = await _one(cursor)
+            check_server(str(version), str(encoding), str(synchronous_commit), self.url)
+            try:  # usually there, and then no right to create anything is needed
+                cursor = await connection.execute(META)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                await self._create_schema(connection)
+                cursor = await connection.execute(META)
+            meta: dict[str, bytes] = dict(await cursor.fetchall())
+        check_schema_version(int(meta["schema_version"]))
+
+    async def _create_schema(self, connection: Connection) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+            await connection.execute(SCHEMA)
+            meta = (secrets.token_bytes(16), b"%d" % SCHEMA_VERSION)
+            await connection.execute(SET_META, meta)
+
+    # ----------------------------------------------------------------------------------- reads
+
+    async def incarnation(self) -> bytes:
+        return bytes((await self._query(INCARNATION))[0][0])
+
+    async def revision(self) -> int:
+        return int((await self._query(REVISION))[0][0])
+
+    async def list_page(self, prefix: str, after: str) -> list[str]:
+        rows = await self._query(LIST, after, *prefix_range(prefix), LIST_PAGE)
+        return [key for (key,) in rows]
+
+    async def head(self, key: str) -> VersionedData | None:
+        rows = await self._query(HEAD, key)
+        return VersionedData(*rows[0]) if rows else None
+
+    async def heads(self, keys: Sequence[str]) -> dict[str, int]:
+        return dict(await self._query(HEADS, list(keys)))
+
+    async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
+        async with self._snapshot() as connection:
+            (revision,) = await _one(await connection.execute(REVISION))
+            cursor = await connection.execute(HEADS_UNDER, prefix_range(prefix))
+            return revision, dict(await cursor.fetchall())
+
+    async def scan(
+        self, key: str, from_: int, limit: int, *, bytes_max: int = SCAN_ALL
+    ) -> ScanPage:
+        if bytes_max == SCAN_ALL:
+            rows = await self._query(SCAN, key, from_, limit)
+            return ScanPage(entries=tuple(VersionedData(*row) for row in rows), more=False)
+        considered = min(limit, SCAN_PAGE_ROWS)
+        rows = await self._query(SCAN_PAGE, key, from_, considered, bytes_max)
+        available = rows[0][3] if rows else 0
+        return ScanPage(
+            entries=tuple(VersionedData(*row[:3]) for row in rows),
+            more=len(rows) < available or considered <= available < limit,
+        )
+
+    async def floor(self, key: str) -> int:
+        rows = await self._query(FLOOR, key)
+        return int(rows[0][0]) if rows else 0
+
+    async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
+        since = (revision, prefix, prefix)
+        async with self._snapshot() as connection:
+            async with connection.pipeline():
+                current = await connection.execute(REVISION)
+                losses = await connection.execute(LOST_SINCE, since)
+                rows = await connection.execute(SIZES_SINCE, (*since, PAGE_ENTRIES + 1))
+            sizes = await rows.fetchall()
+            end = page_end(sizes)
+            upto = max(revision, (await _one(current))[0]) if end is None else end
+            entries: list[TupleRow] = []
+            if sizes:
+                until = (revision, upto, prefix, prefix)
+                cursor = await connection.execute(ENTRIES_SINCE, until, binary=True)
+                entries = await cursor.fetchall()
+            return RevisionPage(
+                entries=tuple((key, VersionedData(*entry)) for key, *entry in entries),
+                upto=upto,
+                more=end is not None,
+                lost=(await _one(losses))[0],
+            )
+
+    async def _query(self, statement: str, *parameters: object) -> list[TupleRow]:
+        """One statement without side effects; a connection that died idle is worth a second try."""
+        try:
+            return await self._query_once(statement, parameters)
+        except Indeterminate:
+            return await self._query_once(statement, parameters)
+
+    async def _query_once(self, statement: str, parameters: Sequence[object]) -> list[TupleRow]:
+        async with self._connection() as connection:
+            cursor = await connection.execute(statement, parameters, prepare=True, binary=True)
+            return await cursor.fetchall()
+
+    @asynccontextmanager
+    async def _snapshot(self) -> AsyncIterator[Connection]:
+        """Several statements that see one state of the store."""
+        async with self._connection() as connection:
+            await connection.execute(BEGIN_SNAPSHOT)
+            yield connection
+            await connection.execute("COMMIT")
+
+    # ---------------------------------------------------------------------------------- writes
+
+    async def commit(self, units: Sequence[Unit]) -> Commit:
+        try:
+            return await self._commit(units)
+        except Indeterminate:
+            pass  # lost before anything was written, so it may be sent again: perhaps it died idle
+        try:
+            return await self._commit(units)
+        except Indeterminate as error:
+            raise Determinate(error.kind, error.message) from error
+
+    async def _commit(self, units: Sequence[Unit]) -> Commit:
+        """Raises `Indeterminate` too, and then only if COMMIT was certainly not sent."""
+        verdict: Verdict | None = None
+        try:
+            async with self._connection() as connection:
+                locked = await _lock(connection, units)
+                judged = judge(locked.heads, units)
+                if not any(judged.wins):
+                    await connection.execute("ROLLBACK")
+                    return settle(judged, None)
+                hit(BEFORE_COMMIT)
+                verdict = judged
+                revision = await _write(connection, units, judged, locked.claimed)
+        except Indeterminate as error:
+            if verdict is None:
+                raise
+            return unsettled(verdict, error)
+        hit(AFTER_COMMIT)
+        return settle(judged, revision)
+
+    async def truncate(self, key: str, seqno: int) -> int | None:
+        async with self._connection() as connection:
+            parameters = {"key": key, "seqno": seqno}
+            cursor = await connection.execute(TRUNCATE, parameters, prepare=True)
+            head, count = await _one(cursor)
+        if head is None or seqno > head:
+            raise truncate_bound(key, seqno, head)
+        return int(count)
+
+    # ------------------------------------------------------------------------------- the shell
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection whose errors are classified, and that is not waited for for ever."""
+        async with self.pool.lease() as connection:
+            try:
+                with deadline(connection, self._options.call_timeout_s):
+                    yield connection
+            except psycopg.Error as error:
+                if connection.closed:
+                    await self.pool.forget_idle()
+                raise classify(error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Locked:
+    """Heads that stay as they are until the transaction ends.
+
+    A claimed key was created by this transaction, at 0 and without an entry: it has no head yet.
+    """
+
+    heads: Mapping[str, int]
+    claimed: frozenset[str] = field(default_factory=frozenset)
+
+
+async def _lock(connection: Connection, units: Sequence[Unit]) -> _Locked:
+    keys = sorted({key for unit in units for key, _ in unit})
+    created = sorted({key for unit in units for key, new in unit if new.seqno == 0})
+    claims = None
+    async with connection.pipeline():
+        await connection.execute(BEGIN)
+        if created:
+            claims = await connection.execute(CLAIM, (created,), prepare=True)
+        locks = await connection.execute(LOCK, (keys,), prepare=True)
+    claimed = frozenset(key for (key,) in await claims.fetchall()) if claims else frozenset()
+    heads = {key: seqno for key, seqno in await locks.fetchall() if key not in claimed}
+    return _Locked(heads=heads, claimed=claimed)
+
+
+async def _write(
+    connection: Connection, units: Sequence[Unit], verdict: Verdict, claimed: frozenset[str]
+) -> int:
+    """Write what was decided, and commit: returns the revision."""
+    won = [e for unit, wins in zip(units, verdict.wins, strict=True) if wins for e in unit]
+    moved = {k: n for k, n in verdict.heads.items() if not (n == 0 and k in claimed)}
+    unused = [key for key in claimed if key not in verdict.heads]
+    async with connection.pipeline():
+        if unused:
+            await connection.execute(UNCLAIM, (unused,), prepare=True)
+        if moved:
+            heads = (list(moved), list(moved.values()))
+            await connection.execute(SET_HEADS, heads, prepare=True)
+        entries = ([k for k, _ in won], [new.seqno for _, new in won], [new.data for _, new in won])
+        appended = await connection.execute(APPEND, entries, prepare=True)
+        committed = await connection.execute("COMMIT")
+    if committed.statusmessage != "COMMIT":
+        raise psycopg.OperationalError(f"COMMIT was answered by {committed.statusmessage}")
+    (revision,) = await _one(appended)
+    return int(revision)
+
+
+async def _one(cursor: psycopg.AsyncCursor[TupleRow]) -> TupleRow:
+    row = await cursor.fetchone()
+    if row is None:
+        raise psycopg.DataError("a statement that always has a row had none")
+    return row
+
+
+# ---------------------------------------------------------------------------------------- errors
+
+_ABORTED = ("22", "23", "25", "28", "3F", "40", "42", "53", "54", "55", "57014")
+"""Classes of ERROR after which the transaction is certainly rolled back."""
+
+_UNKNOWN = ("40003",)
+"""Statement completion unknown: of class 40, and yet it proves nothing."""
+
+_KINDS = {
+    "40001": ErrorKind.CONFLICT,
+    "40P01": ErrorKind.CONFLICT,
+    "42P01": ErrorKind.UNDEFINED_TABLE,
+    "3F000": ErrorKind.UNDEFINED_TABLE,
+    "42501": ErrorKind.PERMISSION_DENIED,
+    "53100": ErrorKind.UNAVAILABLE,
+    "53200": ErrorKind.OVERLOADED,
+    "53300": ErrorKind.OVERLOADED,
+    "55P03": ErrorKind.CONFLICT,
+    "57014": ErrorKind.TIMEOUT,
+    "25006": ErrorKind.UNAVAILABLE,
+}
+
+
+def classify(error: psycopg.Error) -> ConsensusError:
+    """Whether a failed statement, which may have been its own transaction, took place."""
+    state = error.sqlstate or ""
+    said_error = error.diag.severity_nonlocalized == "ERROR"
+    determinate = said_error and state.startswith(_ABORTED) and state not in _UNKNOWN
+    connection_lost = not state or state.startswith(("08", "57P"))
+    kind = ErrorKind.UNAVAILABLE if connection_lost else _KINDS.get(state, ErrorKind.INTERNAL)
+    return (Determinate if determinate else Indeterminate)(kind, cause_chain(error))
+
+
+def check_server(version: str, encoding: str, synchronous_commit: str, url: str) -> None:
+    """Refuse a server that cannot keep the promises of the contract."""
+    if not version.startswith("PostgreSQL") or any(n in version.lower() for n in _LOOKALIKES):
+        raise UserError(
+            f"this is not a PostgreSQL server: {version.split(' on ')[0]}",
+            where=url,
+            why="its transactions differ from PostgreSQL's, and consensus depends on them",
+            fix="use PostgreSQL 13 or newer",
+        )
+    if encoding != "UTF8":
+        raise UserError(
+            f"the consensus database has the encoding {encoding}",
+            where=url,
+            why="keys are Unicode",
+            fix="create it with: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0",
+        )
+    if synchronous_commit == "off":
+        raise UserError(
+            "the consensus database acknowledges commits before they are durable",
+            where=url,
+            why="synchronous_commit is off, so a crash may take what was acknowledged",
+            fix="ALTER DATABASE … SET synchronous_commit = on (or ALTER ROLE, where it was set)",
+        )
