@@ -7,6 +7,7 @@ A schema without `$schema` is read as draft 2019-09: `items` may be an array, an
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -28,12 +29,16 @@ class Draft(enum.IntEnum):
     def of(cls, schema: Schema) -> Draft:
         """The draft that `$schema` names; 2019-09 if it is absent or unknown."""
         uri = schema.get("$schema") if isinstance(schema, Mapping) else None
-        key = uri.removeprefix("http://").removeprefix("https://") if isinstance(uri, str) else ""
-        return _BY_URI.get(key.rstrip("#"), cls.DRAFT_2019_09)
+        return _BY_URI.get(_bare(uri), cls.DRAFT_2019_09)
 
     @property
     def validator(self) -> type[jsonschema_rs.Validator]:
         return _VALIDATORS[self]
+
+    @property
+    def meta_validator(self) -> jsonschema_rs.Validator:
+        """Judges schemas of this draft."""
+        return _meta_validator(self)
 
     @property
     def id_keyword(self) -> str:
@@ -86,6 +91,24 @@ class Draft(enum.IntEnum):
         return (
             ("items", "additionalItems") if isinstance(schema.get("items"), list) else ("", "items")
         )
+
+
+def is_known(uri: object) -> bool:
+    """Whether a `$schema` names one of the drafts."""
+    return _bare(uri) in _BY_URI
+
+
+def _bare(uri: object) -> str:
+    if not isinstance(uri, str):
+        return ""
+    return uri.removeprefix("http://").removeprefix("https://").rstrip("#")
+
+
+@functools.cache
+def _meta_validator(draft: Draft) -> jsonschema_rs.Validator:
+    uri = next(uri for uri, known in _BY_URI.items() if known is draft)
+    scheme = "https" if draft >= Draft.DRAFT_2019_09 else "http"
+    return draft.validator({"$ref": f"{scheme}://{uri}"}, offline=True)
 
 
 _VALIDATORS: Mapping[Draft, type[jsonschema_rs.Validator]] = {

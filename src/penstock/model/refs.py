@@ -1,8 +1,8 @@
 """Where the references of one JSON Schema lead.
 
-A schema here is self-contained: what it refers to is inside it, under its own `$id` where it comes
-from another document (`bundle` puts it there). So references need no IO, and the schema that is
-compiled in a Spark task is the one that was checked.
+A schema here is self-contained: what it refers to is inside it, possibly under an `$id` of its own.
+So references need no IO, and the schema that is compiled in a Spark task is the one that was
+checked.
 """
 
 from __future__ import annotations
@@ -98,43 +98,14 @@ class Refs:
         )
 
 
-def references(schema: Schema, base: str = "") -> Iterator[tuple[str, str, str]]:
+def references(schema: Schema) -> Iterator[tuple[str, str, str]]:
     """Every `$ref` of a schema document, as (reference, base URI, pointer to the keyword)."""
     draft = Draft.of(schema)
-    root = Place(schema=schema, pointer="", base=_base(schema, base, draft), draft=draft)
+    root = Place(schema=schema, pointer="", base=_base(schema, "", draft), draft=draft)
     for place in _walk(root):
         assert isinstance(place.schema, Mapping)  # noqa: S101 - _walk yields mappings
         if isinstance(ref := place.schema.get("$ref"), str):
             yield ref, place.base, pointer.child(place.pointer, "$ref")
-
-
-def bundle(schema: Schema, documents: Mapping[str, Schema], base: str = "") -> Schema:
-    """`schema`, whose own URI is `base`, with every document it refers to inside of it.
-
-    `documents` are keyed by URI; only what is reachable is taken. A document that calls itself by
-    another `$id` is wrapped, so that it is found by either name.
-    """
-    taken: dict[str, Schema] = {}
-    pending: list[tuple[Schema, str]] = [(schema, base)]
-    while pending:
-        current, at = pending.pop()
-        for ref, from_base, _ in references(current, at):
-            uri, _ = urldefrag(_join(from_base, ref))
-            if uri != base and uri in documents and uri not in taken:
-                taken[uri] = _identified(documents[uri], uri)
-                pending.append((documents[uri], uri))
-    if isinstance(schema, bool):
-        return schema
-    whole = {**schema, "$defs": {**taken, **schema.get("$defs", {})}} if taken else schema
-    return _identified(whole, base) if base else whole
-
-
-def _identified(schema: Schema, uri: str) -> Schema:
-    if isinstance(schema, bool):
-        return {"$id": uri} if schema else {"$id": uri, "not": {}}
-    if "$id" in schema and urldefrag(_join(uri, schema["$id"]))[0] != uri:
-        return {"$id": uri, "$ref": _join(uri, schema["$id"]), "$defs": {"document": schema}}
-    return {**schema, "$id": uri}
 
 
 def _walk(root: Place) -> Iterator[Place]:

@@ -1,0 +1,217 @@
+"""A collection's schema, compiled: which documents are valid, and which reductions they activate.
+
+Validation is jsonschema-rs, with formats as assertions and two formats more on strings: `integer`
+and `number`. What it finds comes back as values (`Violation`), never as exceptions, because a bad
+document must not stop the good ones beside it. A compiled schema does not cross processes: send
+`text`, and let `compiled(text)` compile it once per process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from penstock.model import pointer
+from penstock.model.draft import Draft
+from penstock.model.explain import Violation, explain
+from penstock.model.infer import infer
+from penstock.model.json_order import Json, NotJson, canonical_json
+from penstock.model.reduce import Rule
+from penstock.model.shape import Shape
+
+_INTEGER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|NaN|-?Infinity")
+
+FORMATS: Final = {
+    "integer": lambda text: _INTEGER.fullmatch(text) is not None,
+    "number": lambda text: _NUMBER.fullmatch(text) is not None,
+}
+"""String formats beyond the standard ones: digits, and JSON numbers with NaN and infinities."""
+
+_ORDER: Final = {
+    keyword: at
+    for at, keyword in enumerate(
+        (
+            "$ref",
+            "$recursiveRef",
+            "$dynamicRef",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "if",
+            "then",
+            "else",
+            "dependencies",
+            "dependentSchemas",
+            "contains",
+            "properties",
+            "patternProperties",
+            "prefixItems",
+            "items",
+            "additionalItems",
+            "additionalProperties",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+        )
+    )
+}
+"""The schema order of keywords that apply a schema: as `infer` reads them, not as written."""
+
+_IN_PLACE: Final = frozenset(list(_ORDER)[: list(_ORDER).index("contains")])
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
+
+
+class CompiledSchema:
+    """One self-contained schema, in which `check_schema` found no error, ready for documents."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema = schema
+        self._validator = Draft.of(schema).validator(
+            dict(schema), formats=FORMATS, validate_formats=True, offline=True
+        )
+        self.is_valid = self._validator.is_valid
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The schema as canonical JSON: equal text, equal meaning."""
+        return canonical_json(dict(self.schema))
+
+    @functools.cached_property
+    def shape(self) -> Shape:
+        return infer(self.schema)
+
+    def violations(self, document: Json) -> tuple[Violation, ...]:
+        """Everything that is wrong with a document, in the order of its locations."""
+        found = [
+            violation
+            for error in self._validator.iter_errors(document)
+            for violation in explain(error, self.shape)
+        ]
+        return tuple(sorted(set(found), key=lambda v: (v.pointer, v.schema_pointer, v.message)))
+
+    def active_rules(self, document: Json) -> Mapping[str, Rule]:
+        """The reduction that acts at each location of a valid document.
+
+        Of the annotations that validation passes through at a location, the one with the fewest
+        in-place applicators above it acts; of equals, the later in the schema. Which annotation is
+        behind which applicators is dear to find out, so it is only asked where two can meet.
+        """
+        if not self._annotated:
+            return {}
+        evaluation = self._validator.evaluate(document)
+        if not self._competing:
+            return {
+                found["instanceLocation"]: rule
+                for found in evaluation.annotations()
+                if (rule := _rule(found["annotations"])) is not None
+            }
+        best: dict[str, tuple[tuple[int, _Path], Rule]] = {}
+        for unit in evaluation.list()["details"]:
+            rule = _rule(unit.get("annotations")) if unit["valid"] else None
+            if rule is None:
+                continue
+            depth, path = _position(unit["evaluationPath"])
+            at = unit["instanceLocation"]
+            if at not in best or (-depth, path) > best[at][0]:
+                best[at] = (-depth, path), rule
+        return {at: rule for at, (_, rule) in best.items()}
+
+    @functools.cached_property
+    def _annotated(self) -> bool:
+        return any(shape.reductions or shape.cut for shape in _locations(self.shape))
+
+    @functools.cached_property
+    def _competing(self) -> bool:
+        return any(len(shape.reductions) > 1 or shape.cut for shape in _locations(self.shape))
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(text: str) -> CompiledSchema:
+    """The schema of this canonical text, compiled once per process."""
+    return CompiledSchema(json.loads(text))
+
+
+def _rule(annotations: object) -> Rule | None:
+    if not isinstance(annotations, dict) or "reduce" not in annotations:
+        return None
+    return _parsed(canonical_json(annotations["reduce"]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(annotation: str) -> Rule:
+    return Rule.parse(json.loads(annotation))
+
+
+def _locations(shape: Shape) -> Iterator[Shape]:
+    """The shape and everything below it."""
+    yield shape
+    below = [member.shape for member in shape.properties.values()]
+    below += [patterned for _, patterned in shape.objects.patterns]
+    below += [*shape.arrays.prefix]
+    below += [rest for rest in (shape.objects.additional, shape.arrays.items) if rest is not None]
+    for child in below:
+        yield from _locations(child)
+
+
+_Path = tuple[tuple[int, int, str], ...]
+
+
+@functools.lru_cache(maxsize=65536)
+def _position(evaluation_path: str) -> tuple[int, _Path]:
+    """How many in-place applicators end a path, and a key that sorts paths in schema order."""
+    steps: list[tuple[int, int, str]] = []
+    depth = 0
+    tokens = iter(pointer.parse(evaluation_path))
+    keyword = next(tokens, None)
+    while keyword is not None:
+        following = next(tokens, None)
+        at, name = -1, ""
+        if keyword in _NAMED:
+            name, following = following or "", next(tokens, None)
+        elif following is not None and (index := pointer.index(following)) is not None:
+            at, following = index, next(tokens, None)
+        depth = depth + 1 if keyword in _IN_PLACE else 0
+        steps.append((_ORDER.get(keyword, len(_ORDER)), at, name))
+        keyword = following
+    return depth, tuple(steps)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one text that should be a document; valid if nothing is wrong with it."""
+
+    document: Json
+    violations: tuple[Violation, ...]
+
+
+def read_document(schema: CompiledSchema, text: str) -> Verdict:
+    """Parse and validate one document. Of a repeated member, the last one stands."""
+    try:
+        document = _decoder.decode(text)
+        if _SUSPECT.search(text):
+            canonical_json(document)
+    except NotJson as e:
+        return _unreadable(e.what, e.where or "")
+    except (ValueError, RecursionError) as e:
+        return _unreadable(f"is not a JSON document: {e}")
+    if schema.is_valid(document):
+        return Verdict(document=document, violations=())
+    return Verdict(document=document, violations=schema.violations(document))
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_SUSPECT = re.compile(r"\\u[dD][89a-fA-F]|[eE]\+?[0-9]{3}|[0-9]{300}")
+"""What may be half a character, or a number that is infinite as a double: JSON, but no value."""
+
+
+def _unreadable(message: str, at: str = "") -> Verdict:
+    refused = Violation(pointer=at, schema_pointer="", message=message)
+    return Verdict(document=None, violations=(refused,))
