@@ -6,8 +6,9 @@ import urllib.request
 
 import pytest
 
-from penstock.servicekit.admin import Readiness, application, serving
+from penstock.servicekit.admin import application, serving
 from penstock.servicekit.metrics import Registry
+from penstock.servicekit.readiness import Readiness
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

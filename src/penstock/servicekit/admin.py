@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -19,16 +18,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from penstock.servicekit.metrics import CONTENT_TYPE, Registry
+from penstock.servicekit.readiness import Readiness
 
 LOOPBACK = "127.0.0.1"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether the process can do its work now, and why it cannot."""
-
-    ready: bool
-    reason: str = "ready"
 
 
 def application(registry: Registry, readiness: Callable[[], Readiness]) -> Starlette:

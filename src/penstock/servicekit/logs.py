@@ -43,26 +43,6 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {"fields": values}
 
 
-def cause_chain(error: BaseException) -> str:
-    """Every message from `error` down to its first cause, masked and joined by ": ".
-
-    The top of a chain is often the least telling part: a driver's own text, with the SQLSTATE and
-    the relation, sits below it.
-    """
-    parts: list[str] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        text = " ".join(str(current).split()) or type(current).__name__
-        if not parts or text not in parts[-1]:
-            parts.append(text)
-        current = current.__cause__ or (
-            None if current.__suppress_context__ else current.__context__
-        )
-    return mask(": ".join(parts))
-
-
 class LineFormatter(logging.Formatter):
     """`2026-05-30T07:21:00.123Z INFO penstock.consensus: consensus backend ready url=…`"""
 
@@ -124,8 +104,6 @@ def _scalar(value: object) -> str:
             return f"{value:.4g}"
         case bytes():
             return value.hex()
-        case BaseException():
-            return cause_chain(value)
         case _:
             return str(value)
 

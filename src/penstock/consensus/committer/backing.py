@@ -1,0 +1,128 @@
+"""The backend as the committer uses it: timed, watched for failure, and overheard.
+
+`Backing` wraps a backend in the backend's own contract. Group commit stands on top of it, so that
+every transaction passes through `commit` here, with all its units and the revision they share:
+this is where caches and followers learn of it, before any caller is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from penstock.consensus.backend import (
+    PAGE_BYTES,
+    Backend,
+    Commit,
+    RevisionPage,
+    ScanPage,
+    Traits,
+    Unit,
+)
+from penstock.consensus.committer.metrics import CommitterMetrics
+from penstock.consensus.store import ConsensusError, Indeterminate, VersionedData, cause_chain
+from penstock.servicekit.logs import fields
+
+log = logging.getLogger("penstock.consensus.committer")
+
+T = TypeVar("T")
+
+
+class Backing:
+    """Measures every call of `inner`, and tells `overhear` of every transaction."""
+
+    def __init__(
+        self,
+        inner: Backend,
+        metrics: CommitterMetrics,
+        *,
+        overhear: Callable[[Sequence[Unit]], Callable[[Commit], None]],
+        took: Callable[[float], None],
+    ) -> None:
+        self.traits: Traits = inner.traits
+        self.url: str = inner.url
+        self._inner = inner
+        self._metrics = metrics
+        self._overhear = overhear
+        self._took = took
+        self.answered_at = 0.0
+        """When the backend last answered, by the monotonic clock; a refusal is an answer."""
+
+    async def incarnation(self) -> bytes:
+        return await self._timed("incarnation", self._inner.incarnation())
+
+    async def revision(self) -> int:
+        return await self._timed("revision", self._inner.revision())
+
+    async def list_page(self, prefix: str, after: str) -> list[str]:
+        return await self._timed("list_keys", self._inner.list_page(prefix, after))
+
+    async def head(self, key: str) -> VersionedData | None:
+        return await self._timed("head", self._inner.head(key))
+
+    async def heads(self, keys: Sequence[str]) -> dict[str, int]:
+        return await self._timed("heads", self._inner.heads(keys))
+
+    async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
+        return await self._timed("watch", self._inner.heads_under(prefix))
+
+    async def scan(
+        self, key: str, from_: int, limit: int, *, bytes_max: int = PAGE_BYTES
+    ) -> ScanPage:
+        return await self._timed("scan", self._inner.scan(key, from_, limit, bytes_max=bytes_max))
+
+    async def floor(self, key: str) -> int:
+        return await self._timed("scan", self._inner.floor(key))
+
+    async def commit(self, units: Sequence[Unit]) -> Commit:
+        heard = self._overhear(units)
+        started = time.perf_counter()
+        commit = await self._timed("cas", self._inner.commit(units))
+        took = time.perf_counter() - started
+        self._metrics.batch_size.observe(len(units))
+        self._metrics.batch_seconds.observe(took)
+        if commit.revision is None:
+            for outcome in commit.outcomes:
+                if isinstance(outcome, ConsensusError):
+                    self._failed("cas", outcome)
+                    break
+        heard(commit)
+        return commit
+
+    async def truncate(self, key: str, seqno: int) -> int | None:
+        return await self._timed("truncate", self._inner.truncate(key, seqno))
+
+    async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
+        return await self._timed("watch", self._inner.entries_since(prefix, revision))
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _timed(self, op: str, call: Awaitable[T]) -> T:
+        started = time.perf_counter()
+        try:
+            answer = await call
+        except ConsensusError as error:
+            self._failed(op, error)
+            raise
+        finally:
+            took = time.perf_counter() - started
+            self._metrics.backing_seconds.labels(op).observe(took)
+            self._took(took)
+        self._answered()
+        return answer
+
+    def _answered(self) -> None:
+        self.answered_at = time.monotonic()
+        self._metrics.up.set(1)
+
+    def _failed(self, op: str, error: ConsensusError) -> None:
+        """Warn of unknown outcomes only: conflicts are routine, and would flood the log (B22)."""
+        if isinstance(error, Indeterminate):
+            self._metrics.up.set(0)
+            log.warning("backend call failed", extra=fields(op=op, error=cause_chain(error)))
+        else:
+            self._answered()
+            log.debug("backend call refused", extra=fields(op=op, error=cause_chain(error)))

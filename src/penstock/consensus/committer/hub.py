@@ -1,0 +1,249 @@
+"""Who hears of a commit: the tail of the store, and everybody who follows it.
+
+Two kinds of readers follow, and the difference between them is what they hold:
+
+- A **subscriber** follows one key. It has a bounded buffer of its own, registered *before* it
+  reads history, so that no commit falls between the two (B13). Overflow is not an error: the
+  buffer is dropped and the entries are read from the store again.
+- A **watcher** follows a prefix in revision order. Revisions have no gaps, so a watcher holds
+  nothing but the last revision it delivered and pulls the next one: from the shared tail of
+  recent commits if it is there, from the store if not. Whoever wrote it, it can be neither missed
+  nor repeated, and a slow watcher costs no memory at all.
+
+Commits of other committers are never published here. The poller finds them by comparing the
+store's revision with what was published: watchers then read the gap, subscribers of keys whose
+head moved scan again, and cached heads that turn out to be behind become suspect.
+
+Used on the event-loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.consensus.backend import Backend
+from penstock.consensus.store import Determinate, ErrorKind, VersionedData
+
+BUFFER_ENTRIES_MAX = 256
+BUFFER_BYTES_MAX = 4 << 20
+"""What a subscriber may fall behind before it reads from the store again."""
+
+PUBLISHED_ENTRY_BYTES_MAX = 1 << 20
+"""Larger entries are announced, not carried: the subscriber scans for them."""
+
+TAIL_ENTRIES_MAX = 16_384
+TAIL_BYTES_MAX = 32 << 20
+"""What all watchers share; one that is further behind reads from the store."""
+
+HEADS_CHUNK = 1_000
+
+Entries = tuple[tuple[str, VersionedData], ...]
+
+
+class Buffer:
+    """What a subscriber has not taken yet. `behind`: read from the store, the buffer is not all."""
+
+    def __init__(self) -> None:
+        self.behind = False
+        self.overflowed = False
+        self.upto = -1
+        """The greatest seqno this buffer was offered or its subscriber has delivered."""
+        self._entries: deque[VersionedData] = deque()
+        self._bytes = 0
+        self._wake = asyncio.Event()
+
+    def offer(self, entry: VersionedData) -> None:
+        size = len(entry.data)
+        self.upto = max(self.upto, entry.seqno)
+        if self.behind:
+            return
+        if size > PUBLISHED_ENTRY_BYTES_MAX:
+            self.fall_behind()
+        elif len(self._entries) >= BUFFER_ENTRIES_MAX or self._bytes + size > BUFFER_BYTES_MAX:
+            self.overflowed = True
+            self.fall_behind()
+        else:
+            self._entries.append(entry)
+            self._bytes += size
+            self._wake.set()
+
+    def fall_behind(self) -> None:
+        """The store knows more than this buffer will."""
+        self.behind = True
+        self._entries.clear()
+        self._bytes = 0
+        self._wake.set()
+
+    def restart(self) -> None:
+        """Collect from here on: the subscriber is about to read everything before."""
+        self.behind = False
+        self._entries.clear()
+        self._bytes = 0
+
+    def take(self) -> list[VersionedData]:
+        taken = list(self._entries)
+        self._entries.clear()
+        self._bytes = 0
+        self._wake.clear()
+        return taken
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether there was something within `timeout_s`."""
+        return await waited(self._wake, timeout_s)
+
+
+class Tail:
+    """The most recent commits of this committer by revision, for all watchers together."""
+
+    def __init__(self) -> None:
+        self._commits: OrderedDict[int, Entries] = OrderedDict()
+        self._entries = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def get(self, revision: int) -> Entries | None:
+        return self._commits.get(revision)
+
+    def add(self, revision: int, entries: Entries) -> None:
+        self._commits[revision] = entries
+        self._entries += len(entries)
+        self._bytes += _size(entries)
+        while self._entries > TAIL_ENTRIES_MAX or self._bytes > TAIL_BYTES_MAX:
+            _, gone = self._commits.popitem(last=False)
+            self._entries -= len(gone)
+            self._bytes -= _size(gone)
+
+    def clear(self) -> None:
+        self._commits.clear()
+        self._entries = self._bytes = 0
+
+
+class Hub:
+    """The registry of followers, fed by commits (`publish`) and by the poller (`poll`)."""
+
+    def __init__(self, backend: Backend, *, on_foreign: Callable[[str, int], None]) -> None:
+        self.backend = backend
+        self.tail = Tail()
+        self.revision = 0
+        """The greatest revision known of, from our own commits and from polls."""
+        self.generation = 0
+        """Moves when the store is another one: followers of the old one have to end."""
+        self._on_foreign = on_foreign
+        self._subscribers: dict[str, set[Buffer]] = {}
+        self._watchers: set[asyncio.Event] = set()
+        self._polled = 0
+        self._own: set[int] = set()
+        self._closed = False
+
+    @property
+    def followed(self) -> bool:
+        return bool(self._subscribers or self._watchers)
+
+    def publish(self, revision: int, entries: Sequence[tuple[str, VersionedData]]) -> None:
+        """Tell everybody of one committed transaction, before its callers are answered."""
+        self.revision = max(self.revision, revision)
+        if self._watchers:
+            self.tail.add(revision, tuple(sorted(entries, key=_by_key_and_seqno)))
+            self._wake_watchers()
+        if self.followed:
+            self._own.add(revision)
+        if self._subscribers:
+            for key, entry in entries:
+                for buffer in self._subscribers.get(key, ()):
+                    buffer.offer(entry)
+
+    async def poll(self) -> None:
+        """Notice commits that were made elsewhere."""
+        revision = await self.backend.revision()
+        if revision < self.revision:
+            return  # an older snapshot than our newest commit; or a reset, which `verify` notices
+        own = sum(self._polled < r <= revision for r in self._own)
+        foreign = revision - self._polled > own
+        self._own = {r for r in self._own if r > revision}
+        self._polled = revision
+        self.revision = revision
+        if not foreign:
+            return
+        self._wake_watchers()
+        keys = list(self._subscribers)
+        for start in range(0, len(keys), HEADS_CHUNK):
+            heads = await self.backend.heads(keys[start : start + HEADS_CHUNK])
+            for key, seqno in heads.items():
+                self._on_foreign(key, seqno)
+                for buffer in self._subscribers.get(key, ()):
+                    if seqno > buffer.upto:
+                        buffer.fall_behind()
+
+    def reset(self) -> None:
+        """The store was created anew: nothing of the old one can be followed."""
+        self.generation += 1
+        self.tail.clear()
+        self.revision = self._polled = 0
+        self._own.clear()
+        self._wake_everybody()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake_everybody()
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise Determinate(ErrorKind.UNAVAILABLE, "the committer is shutting down")
+
+    @contextlib.contextmanager
+    def subscriber(self, key: str) -> Iterator[Buffer]:
+        buffer = Buffer()
+        self._subscribers.setdefault(key, set()).add(buffer)
+        try:
+            yield buffer
+        finally:
+            self._subscribers[key].discard(buffer)
+            if not self._subscribers[key]:
+                del self._subscribers[key]
+
+    @contextlib.contextmanager
+    def watcher(self) -> Iterator[asyncio.Event]:
+        wake = asyncio.Event()
+        self._watchers.add(wake)
+        try:
+            yield wake
+        finally:
+            self._watchers.discard(wake)
+            if not self._watchers:
+                self.tail.clear()
+
+    def _wake_watchers(self) -> None:
+        for wake in self._watchers:
+            wake.set()
+
+    def _wake_everybody(self) -> None:
+        self._wake_watchers()
+        for buffers in self._subscribers.values():
+            for buffer in buffers:
+                buffer.wake()
+
+
+async def waited(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether `event` was set within `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _by_key_and_seqno(item: tuple[str, VersionedData]) -> tuple[str, int]:
+    return item[0], item[1].seqno
+
+
+def _size(entries: Sequence[tuple[str, VersionedData]]) -> int:
+    return sum(len(entry.data) for _, entry in entries)
