@@ -1,9 +1,9 @@
 """Built specs: what a catalog means once every mistake is out of it.
 
 Values only. A spec holds no reference to a file, a position or another spec: names stand for
-collections and tasks, code and schemas are inside, and secrets stay the references they were written
-as (`${env:NAME}`). So a spec can be recorded, compared, and sent to another process, and the same
-catalog gives the same specs wherever it lies.
+collections and tasks, code and schemas are inside, and secrets stay the references they were
+written as (`${env:NAME}`). So a spec can be recorded, compared, and sent to another process, and
+the same catalog gives the same specs wherever it lies.
 
 `fingerprint` is equal for equal specs, in any process and version of Python; a task whose
 fingerprint did not change need not be touched when a catalog is applied again.
@@ -380,7 +380,8 @@ class Catalog:
 
 def to_json(spec: object) -> Json:
     """A spec as plain JSON; `from_json` is the way back."""
-    return _plain(spec, whole=True)
+    plain: Json = _plain(spec, whole=True)
+    return plain
 
 
 def from_json(kind: type[_T], data: Json) -> _T:

@@ -1,0 +1,170 @@
+"""From catalog files to built specs: everything that is wrong is found in one run.
+
+Nothing here starts Spark or asks a connector. Phases follow each other, and each goes on with what
+the one before could make sense of: files and imports, the grammar, names, collections with their
+schemas, then what refers to collections.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from penstock.catalog import reading
+from penstock.catalog.collection import build_collection
+from penstock.catalog.derivation import build_derivation
+from penstock.catalog.diagnostics import Diagnostic, Diagnostics
+from penstock.catalog.examples import build_test
+from penstock.catalog.grammar import CATALOG
+from penstock.catalog.kinds import check
+from penstock.catalog.load import Sources
+from penstock.catalog.nodes import Node
+from penstock.catalog.scope import Scope
+from penstock.catalog.tasks import build_capture, build_materialization
+from penstock.errors import UserError
+from penstock.model.spec import Catalog, StorageMapping, Store
+
+_PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
+_KINDS = {
+    "collections": "collection",
+    "captures": "capture",
+    "materializations": "materialization",
+    "tests": "test",
+    "storageMappings": "storage mapping",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a catalog. If the diagnostics hold an error, `catalog` is only a part of it."""
+
+    catalog: Catalog
+    diagnostics: tuple[Diagnostic, ...]
+    files: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not any(d.is_error for d in self.diagnostics)
+
+
+class InvalidCatalog(UserError):
+    """A catalog with errors in it; the message holds all of them."""
+
+
+def build_catalog(
+    mains: Sequence[Path], *, environ: Mapping[str, str], allow_outside: bool = False
+) -> Outcome:
+    """Read catalogs and what they import, check everything, and build what is sound.
+
+    `environ` answers whether secrets that the catalog refers to are set; it is not read otherwise.
+    """
+    diagnostics = Diagnostics()
+    sources = Sources(diagnostics, allow_outside=allow_outside)
+    sources.load(mains)
+    for root in sources.catalogs:
+        if root.value is not None:  # an empty file is an empty catalog
+            check(root, CATALOG, diagnostics)
+    scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS})
+    catalog = _build(scope, environ)
+    return Outcome(
+        catalog=catalog,
+        diagnostics=tuple(diagnostics),
+        files=tuple(root.at.file for root in sources.catalogs),
+    )
+
+
+def load_catalog(
+    mains: Sequence[Path], *, environ: Mapping[str, str], allow_outside: bool = False
+) -> Catalog:
+    """The catalog, or an InvalidCatalog that says everything that is wrong with it."""
+    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
+    errors = [d for d in outcome.diagnostics if d.is_error]
+    if errors:
+        count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
+        listed = "\n".join(d.render() for d in errors)
+        raise InvalidCatalog(f"the catalog has {count}\n{listed}")
+    return outcome.catalog
+
+
+def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
+    """Everything of one kind, by name. Defined twice, the first counts (Y-5)."""
+    found: dict[str, Node] = {}
+    what = _KINDS[kind]
+    for root in sources.catalogs:
+        section = root.get(kind)
+        for name, node in section.members.items() if section else ():
+            if name in found:
+                sources.error(node, "E-DUP", f'{what} "{name}" is defined twice', see=found[name])
+            else:
+                found[name] = node
+    if kind in ("collections", "captures", "materializations"):
+        for name, inner in _prefixes(found):
+            sources.error(
+                found[name],
+                "E-PREFIX",
+                f'"{name}" is a prefix of {what} "{inner}"',
+                hint="rename one: each name is a directory of its own",
+                see=found[inner],
+            )
+    return found
+
+
+def _prefixes(names: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
+    for name in sorted(names):
+        parts = name.split("/")
+        for i in range(1, len(parts)):
+            if (above := "/".join(parts[:i])) in names:
+                yield above, name
+
+
+def _build(scope: Scope, environ: Mapping[str, str]) -> Catalog:
+    for name, node in scope.defined["collections"].items():
+        known = build_collection(name, node, scope.sources)
+        if known is not None:
+            scope.collections[name] = known
+    collections = []
+    for name, node in scope.defined["collections"].items():
+        derive = node.get("derive")
+        derivation = build_derivation(derive, scope, environ) if derive else None
+        if built := scope.collections.get(name):
+            collections.append(dataclasses.replace(built.spec, derivation=derivation))
+    captures = [
+        build_capture(name, node, scope, environ)
+        for name, node in scope.defined["captures"].items()
+    ]
+    materializations = [
+        build_materialization(name, node, scope, environ)
+        for name, node in scope.defined["materializations"].items()
+    ]
+    tests = [build_test(name, node, scope) for name, node in scope.defined["tests"].items()]
+    return Catalog(
+        collections=tuple(sorted(collections, key=lambda c: c.name)),
+        captures=tuple(sorted((c for c in captures if c), key=lambda c: c.name)),
+        materializations=tuple(sorted((m for m in materializations if m), key=lambda m: m.name)),
+        tests=tuple(sorted(tests, key=lambda t: t.name)),
+        storage=tuple(_storage(scope)),
+    )
+
+
+def _storage(scope: Scope) -> Iterator[StorageMapping]:
+    for prefix, node in sorted(scope.defined["storageMappings"].items()):
+        stores = node.get("stores")
+        yield StorageMapping(
+            prefix=prefix,
+            stores=tuple(_store(store, scope) for store in (stores.items if stores else ())),
+        )
+
+
+def _store(node: Node, scope: Scope) -> Store:
+    provider = reading.word(node, "provider", _PROVIDERS, _PROVIDERS[-1])
+    needed = "path" if provider == "LOCAL" else "bucket"
+    if "provider" in node.members and needed not in node.members:
+        scope.sources.error(node, "E-REQUIRED", f'a {provider} store needs "{needed}"')
+    return Store(
+        provider=provider,
+        bucket=node.text_of("bucket"),
+        prefix=node.text_of("prefix") or "",
+        path=node.text_of("path"),
+    )

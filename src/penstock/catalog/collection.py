@@ -1,0 +1,193 @@
+"""Building collections: schemas, keys, fields, partitions, journals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.catalog import reading
+from penstock.catalog.load import Sources
+from penstock.catalog.nodes import Node
+from penstock.catalog.schemas import RELAXED, WRITE, BuiltSchema, bundle, relaxed
+from penstock.catalog.scope import Known, check_key
+from penstock.model import pointer as pointers
+from penstock.model.check import check_schema
+from penstock.model.infer import infer
+from penstock.model.schema import CompiledSchema
+from penstock.model.shape import Shape, locate
+from penstock.model.spec import CollectionSpec, Field, Fragments, Frozen
+
+FIELD_DEPTH_MAX = 16
+FIELDS_MAX = 10_000
+
+DOCUMENT_FIELD = "flow_document"
+PUBLISHED_FIELD = "flow_published_at"
+UUID_LOCATION = "/_meta/uuid"
+
+_SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE")
+
+
+def build_collection(name: str, node: Node, sources: Sources) -> Known | None:
+    """A collection without its derivation; None if there is no usable schema."""
+    key = _key(node, sources)
+    schemas = _schemas(node, key, sources)
+    if schemas is None:
+        return None
+    write, read = schemas
+    shape = infer(read.value)
+    _check_keys(node.get("key"), shape, infer(write.value) if write is not read else shape, sources)
+    spec = CollectionSpec(
+        name=name,
+        key=key,
+        write_schema=Frozen(write.value),
+        read_schema=Frozen(read.value),
+        reads_inferred=read.uses_inferred,
+        fields=_fields(node.get("projections"), shape, sources),
+        fragments=_fragments(node),
+        reset=reading.flag(node, "reset"),
+        delete=reading.flag(node, "delete"),
+    )
+    return Known(spec, shape, CompiledSchema(write.value))
+
+
+def _check_keys(key: Node | None, read: Shape, write: Shape, sources: Sources) -> None:
+    for item in key.items if key else ():
+        location = item.text
+        if location is None or not location.startswith("/"):
+            continue  # not a pointer, which the grammar says
+        if check_key(item, f"key {location}", location, read, sources) and write is not read:
+            check_key(item, f"key {location} (in writeSchema)", location, write, sources)
+
+
+def _key(node: Node, sources: Sources) -> tuple[str, ...]:
+    key: dict[str, Node] = {}
+    key_node = node.get("key")
+    for item in key_node.items if key_node else ():
+        if item.text is None or not item.text.startswith("/"):
+            continue
+        if item.text in key:
+            sources.error(item, "E-DUP", f"key {item.text} is listed twice", see=key[item.text])
+        key[item.text] = item
+    return tuple(key)
+
+
+def _schemas(
+    node: Node, key: tuple[str, ...], sources: Sources
+) -> tuple[BuiltSchema, BuiltSchema] | None:
+    """The write and the read schema, if both can be understood."""
+    single = node.get("schema")
+    write_node, read_node = node.get("writeSchema"), node.get("readSchema")
+    if single is not None:
+        built = bundle(single, sources)
+        return (built, built) if built and _is_sound(built, key, sources) else None
+    if write_node is None or read_node is None:
+        if write_node is None and read_node is None:
+            sources.error(
+                node,
+                "E-REQUIRED",
+                'a collection needs "schema"',
+                hint="or writeSchema and readSchema, where they differ",
+            )
+        return None
+    write = bundle(write_node, sources)
+    if write is None or not _is_sound(write, key, sources):
+        return None
+    provided = {WRITE: write, RELAXED: relaxed(write, infer(write.value), key)}
+    read = bundle(read_node, sources, provided)
+    return (write, read) if read and _is_sound(read, key, sources) else None
+
+
+def _is_sound(schema: BuiltSchema, key: tuple[str, ...], sources: Sources) -> bool:
+    """Report what is wrong with a schema; whether its documents have a shape to go on with."""
+    problems = check_schema(schema.value, key)
+    for problem in problems:
+        sources.error(
+            schema.node_at(problem.pointer), problem.code, problem.message, hint=problem.hint
+        )
+    return not any(p.code in _SHAPELESS for p in problems)
+
+
+def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[Field, ...]:
+    """Every location that the schema names, and the projections that the catalog adds (P-1)."""
+    fields = {
+        DOCUMENT_FIELD: Field(name=DOCUMENT_FIELD, location=""),
+        PUBLISHED_FIELD: Field(name=PUBLISHED_FIELD, location=UUID_LOCATION),
+    }
+    for location in _named_locations(shape, "", 0):
+        if len(fields) >= FIELDS_MAX:
+            break
+        field = Field(name=location[1:], location=location)
+        fields.setdefault(field.name, field)
+    for name, node in projections.members.items() if projections else ():
+        declared = _projection(name, node, fields, shape, sources)
+        if declared is not None:
+            fields[name] = declared
+    _warn_of_case(projections, fields, sources)
+    return tuple(sorted(fields.values(), key=lambda f: f.name))
+
+
+def _named_locations(shape: Shape, at: str, depth: int) -> Iterator[str]:
+    if depth == FIELD_DEPTH_MAX:
+        return
+    for name, member in shape.properties.items():
+        location = pointers.child(at, name)
+        yield location
+        yield from _named_locations(member.shape, location, depth + 1)
+    for i, item in enumerate(shape.arrays.prefix):
+        location = pointers.child(at, i)
+        yield location
+        yield from _named_locations(item, location, depth + 1)
+
+
+def _projection(
+    name: str, node: Node, fields: dict[str, Field], shape: Shape, sources: Sources
+) -> Field | None:
+    at = node if node.text is not None else node.get("location")
+    location = at.text if at else None
+    if at is None or location is None or not location.startswith("/"):
+        return None
+    known = fields.get(name)
+    if known is not None and known.location != location:
+        sources.error(
+            at,
+            "E-FIELD",
+            f'field "{name}" is {known.location or "the document"} already; '
+            f"it cannot name {location}",
+            hint="choose another name",
+        )
+        return None
+    found, _ = locate(shape, location)
+    if found.impossible:
+        sources.error(at, "E-FIELD", f"no document has {location}: the schema excludes it")
+        return None
+    partition = reading.flag(node, "partition")
+    if partition:
+        check_key(at, f'partition field "{name}" ({location})', location, shape, sources)
+    return Field(name=name, location=location, declared=True, partition=partition)
+
+
+def _warn_of_case(projections: Node | None, fields: dict[str, Field], sources: Sources) -> None:
+    folded: dict[str, str] = {}
+    for name in sorted(fields):
+        other = folded.setdefault(name.casefold(), name)
+        node = projections.get(name) or projections.get(other) if projections else None
+        if other != name and node is not None:
+            sources.error(
+                node,
+                "W-CASE",
+                f'fields "{other}" and "{name}" differ only in case',
+                hint="many endpoints cannot tell such columns apart",
+            )
+
+
+def _fragments(node: Node) -> Fragments:
+    journals = node.get("journals")
+    fragments = journals.get("fragments") if journals else None
+    if fragments is None:
+        return Fragments()
+    codec = (fragments.text_of("compressionCodec") or "").removesuffix("_OFFLOAD_DECOMPRESSION")
+    return Fragments(
+        codec=next((c for c in ("NONE", "GZIP", "ZSTANDARD", "SNAPPY") if c == codec), None),
+        length_bytes=reading.whole(fragments, "length", None),
+        flush_interval_s=reading.seconds(fragments, "flushInterval", None),
+        retention_s=reading.seconds(fragments, "retention", None),
+    )

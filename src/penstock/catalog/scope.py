@@ -1,0 +1,237 @@
+"""What names mean while a catalog is being built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.catalog import reading
+from penstock.catalog.diagnostics import did_you_mean
+from penstock.catalog.load import Sources
+from penstock.catalog.nodes import Node
+from penstock.model import pointer as pointers
+from penstock.model.explain import one_of_types
+from penstock.model.schema import CompiledSchema
+from penstock.model.shape import Shape, locate
+from penstock.model.spec import (
+    CollectionSpec,
+    Field,
+    FieldValues,
+    Scalar,
+    Selector,
+    Shards,
+    Source,
+)
+
+KEY_TYPES = ("boolean", "integer", "string")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A collection that was built, with what others ask about it."""
+
+    spec: CollectionSpec
+    shape: Shape
+    """Of documents as readers see them."""
+    writes: CompiledSchema
+
+
+class Scope:
+    """Every name of the catalog, and what became of it.
+
+    `defined` holds the definitions by kind and name, also of what could not be built: a reference
+    to such a thing is not a second mistake.
+    """
+
+    def __init__(self, sources: Sources, defined: Mapping[str, Mapping[str, Node]]) -> None:
+        self.sources = sources
+        self.defined = defined
+        self.collections: dict[str, Known] = {}
+
+    def collection(self, node: Node | None) -> Known | None:
+        """The collection that `node` names."""
+        if node is None or not self.refer(node, "collections", "collection"):
+            return None
+        return self.collections.get(node.text or "")
+
+    def refer(self, node: Node, kind: str, what: str) -> bool:
+        """Whether `node` names something of that kind that stays; reports it if not."""
+        if node.text is None:
+            return False
+        found = self.defined[kind].get(node.text)
+        if found is None:
+            known = self.defined[kind]
+            self.sources.error(
+                node,
+                "E-REF",
+                f'{what} "{node.text}" is not defined',
+                hint=did_you_mean(node.text, known, _listing(kind, known)),
+            )
+            return False
+        if reading.flag(found, "delete"):
+            self.sources.error(
+                node, "E-REF", f'{what} "{node.text}" is marked delete: true', see=found
+            )
+            return False
+        return True
+
+
+def _listing(kind: str, names: Mapping[str, Node]) -> str:
+    return f"{kind}: {', '.join(sorted(names)[:5])}" if names else f"there are no {kind}"
+
+
+def key_type(shape: Shape, pointer: str) -> str | None:
+    """The type of a location if keys may have it (K-1): exactly one of three, null aside."""
+    found, _ = locate(shape, pointer)
+    types = found.not_null
+    return next(iter(types)) if len(types) == 1 and types <= set(KEY_TYPES) else None
+
+
+def check_key(
+    node: Node, what: str, pointer: str, shape: Shape, sources: Sources, *, must_exist: bool = True
+) -> bool:
+    """Whether a location may be part of a key; says why if not. `what` introduces the message."""
+    found, exists = locate(shape, pointer)
+    if must_exist and not exists:
+        absent, hint = _why_absent(shape, pointer)
+        sources.error(node, "E-KEY-MISSING", f"{what} may be absent: {absent}", hint=hint)
+        return False
+    if key_type(shape, pointer) is None:
+        types = sorted(found.not_null)
+        described = one_of_types(list(types)) if 0 < len(types) < 6 else "of any type"
+        sources.error(
+            node,
+            "E-KEY-TYPE",
+            f"{what} is {described if types else 'always null'}; "
+            "keys are boolean, integer or string",
+            hint="declare its type in the schema" if len(types) == 6 else None,
+        )
+        return False
+    return True
+
+
+def _why_absent(shape: Shape, pointer: str) -> tuple[str, str | None]:
+    """The first step of the way that documents may lack, and what to do about it."""
+    above = ""
+    for token in pointers.parse(pointer):
+        here, _ = locate(shape, above)
+        where = f" of {above}" if above else ""
+        if here.types != {"object"}:
+            return f"{above or 'the document'} is not always an object", None
+        if token not in here.properties:
+            hint = did_you_mean(token, here.properties, f"add it to properties{where}")
+            return f'the schema{where} has no property "{token}"', hint
+        if not here.objects.required(token):
+            return f'"{token}" is not in required{where}', f"add required: [{token}]{where}"
+        above = pointers.child(above, token)
+    return "it has no value", None
+
+
+def build_source(node: Node | None, scope: Scope) -> tuple[Source | None, Known | None]:
+    """What a transform or binding reads, by name or `{name, partitions, …}`."""
+    if node is None:
+        return None, None
+    name = node if node.text is not None else node.get("name")
+    known = scope.collection(name)
+    if name is None or name.text is None:
+        return None, known
+    not_before, not_after = _moment(node, "notBefore", scope), _moment(node, "notAfter", scope)
+    if not_before and not_after and not_before > not_after:
+        scope.sources.error(
+            node.members["notAfter"], "E-SELECTOR", "notAfter is earlier than notBefore"
+        )
+    return (
+        Source(
+            collection=name.text,
+            selector=build_selector(node.get("partitions"), known, scope),
+            not_before=not_before,
+            not_after=not_after,
+        ),
+        known,
+    )
+
+
+def _moment(node: Node, name: str, scope: Scope) -> str | None:
+    member = node.get(name)
+    if member is None or member.text is None:
+        return None
+    read = reading.moment(member)
+    if read is None and "-" in member.text and ":" in member.text:
+        scope.sources.error(member, "E-TYPE", f"there is no time {member.text}")
+    return read
+
+
+def build_selector(node: Node | None, known: Known | None, scope: Scope) -> Selector:
+    """Partitions to read. Only partition fields may be named, with values of their type."""
+    if node is None:
+        return Selector()
+    return Selector(
+        include=_field_values(node.get("include"), known, scope),
+        exclude=_field_values(node.get("exclude"), known, scope),
+    )
+
+
+def _field_values(node: Node | None, known: Known | None, scope: Scope) -> tuple[FieldValues, ...]:
+    chosen = []
+    for name, values in node.members.items() if node else ():
+        field = _partition(name, values, known, scope)
+        scalars = [v.value for v in values.items if isinstance(v.value, bool | int | str | None)]
+        if known and field:
+            wanted = key_type(known.shape, field.location)
+            for item in values.items:
+                if item.value is not None and _type_name(item.value) != wanted:
+                    scope.sources.error(
+                        item,
+                        "E-SELECTOR",
+                        f'partition "{name}" is a {wanted}, found {item.describe()}',
+                    )
+        chosen.append(FieldValues(field=name, values=_distinct(scalars)))
+    return tuple(sorted(chosen, key=lambda c: c.field))
+
+
+def _partition(name: str, at: Node, known: Known | None, scope: Scope) -> Field | None:
+    if known is None:
+        return None
+    partitions = {f.name: f for f in known.spec.partitions}
+    if name not in partitions:
+        listed = ", ".join(partitions) or "none"
+        scope.sources.error(
+            at,
+            "E-SELECTOR",
+            f'"{name}" is not a partition of {known.spec.name}',
+            hint=did_you_mean(name, partitions, f"partitions: {listed}"),
+        )
+    return partitions.get(name)
+
+
+def _type_name(value: object) -> str:
+    return {bool: "boolean", int: "integer", str: "string"}.get(type(value), "other")
+
+
+def _distinct(values: Sequence[Scalar]) -> tuple[Scalar, ...]:
+    """Each value once. True and 1 are different values, which Python's equality denies."""
+    return tuple({(type(v), v): v for v in values}.values())
+
+
+def build_shards(node: Node | None, scope: Scope, *, max_txn_s: int) -> Shards:
+    """How a task is run; `max_txn_s` is the default of its kind."""
+    if node is None:
+        return Shards(max_txn_s=max_txn_s)
+    shortest = reading.seconds(node, "minTxnDuration", 0)
+    longest = reading.seconds(node, "maxTxnDuration", max(max_txn_s, shortest))
+    if shortest > longest:
+        scope.sources.error(
+            node.members["minTxnDuration"],
+            "E-TYPE",
+            "minTxnDuration is longer than maxTxnDuration",
+        )
+    return Shards(
+        disable=reading.flag(node, "disable"),
+        min_txn_s=shortest,
+        max_txn_s=longest,
+        log_level=reading.word(
+            node, "logLevel", ("error", "warn", "info", "debug", "trace"), "info"
+        ),
+        flags=reading.text_pairs(node.get("flags")),
+        count=reading.whole(node, "count", None),
+    )

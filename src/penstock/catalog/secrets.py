@@ -1,0 +1,33 @@
+"""References to secrets: `${env:NAME}` and `${file:path}`, whole values or parts of them.
+
+A catalog is recorded with its references; values are read when a connector is opened. Checking only
+asks whether a value can be had, and never looks at it. `$${` is a literal `${`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from penstock.catalog.load import Sources
+from penstock.catalog.nodes import Node
+
+_REFERENCE = re.compile(r"(?<!\$)\$\{(?P<kind>env|file):(?P<name>[^}]*)\}")
+
+
+def check_references(node: Node, sources: Sources, environ: Mapping[str, str]) -> None:
+    """Report every reference below `node` that leads to nothing."""
+    for value in node.walk():
+        for missing, hint in _unset(value.text or "", environ):
+            sources.error(value, "E-SECRET", f"{missing} is not set", hint=hint)
+
+
+def _unset(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What a text refers to that is not there, and how to put it there."""
+    for reference in _REFERENCE.finditer(text):
+        name = reference["name"]
+        if reference["kind"] == "env" and name not in environ:
+            yield f"environment variable {name}", f"export {name}=…"
+        elif reference["kind"] == "file" and not Path(name).is_file():
+            yield f"file {name}", f"write the value to {name}"

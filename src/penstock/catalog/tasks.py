@@ -1,0 +1,280 @@
+"""Building captures and materializations, as far as that needs no connector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from penstock.catalog import reading
+from penstock.catalog.diagnostics import did_you_mean
+from penstock.catalog.nodes import Node
+from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
+from penstock.catalog.secrets import check_references
+from penstock.model.json_order import canonical_json
+from penstock.model.spec import (
+    AutoDiscover,
+    CaptureBinding,
+    CaptureSpec,
+    Endpoint,
+    FieldSelection,
+    FollowedCapture,
+    Frozen,
+    MaterializationBinding,
+    MaterializationSpec,
+    OnIncompatible,
+    Trigger,
+    Triggers,
+)
+
+MAX_TXN_S = 1
+MAX_TXN_MATERIALIZATION_S = 300
+CAPTURE_INTERVAL_S = 300
+
+_ENDPOINT_KINDS: tuple[Literal["connector", "local", "python", "ingest"], ...] = (
+    "connector",
+    "local",
+    "python",
+    "ingest",
+)
+_ON_INCOMPATIBLE: tuple[OnIncompatible, ...] = (
+    "abort",
+    "backfill",
+    "disableBinding",
+    "disableTask",
+)
+
+
+def build_endpoint(node: Node | None, scope: Scope, environ: Mapping[str, str]) -> Endpoint | None:
+    """The one endpoint that is given; None where the grammar found none."""
+    kind = next((k for k in _ENDPOINT_KINDS if node and k in node.members), None)
+    inner = node.get(kind) if node and kind else None
+    if inner is None or kind is None:
+        return None
+    config_node = inner if kind == "ingest" else inner.get("config")
+    config = scope.sources.follow(config_node) if config_node else None
+    module = inner.get("module")
+    specification = inner.get("spec")
+    schema_node = specification.get("configSchema") if specification else None
+    schema = scope.sources.follow(schema_node) if schema_node else None
+    for value in (config.node if config else None, inner.get("env")):
+        if value is not None:
+            check_references(value, scope.sources, environ)
+    return Endpoint(
+        kind=kind,
+        config=Frozen(config.node.plain() if config else {}),
+        image=inner.text_of("image"),
+        command=reading.texts(inner.get("command")),
+        env=reading.text_pairs(inner.get("env")),
+        protobuf=reading.flag(inner, "protobuf"),
+        module=scope.sources.code(module) if module else None,
+        config_schema=Frozen(schema.node.plain()) if schema else None,
+    )
+
+
+def build_capture(
+    name: str, node: Node, scope: Scope, environ: Mapping[str, str]
+) -> CaptureSpec | None:
+    endpoint = build_endpoint(node.get("endpoint"), scope, environ)
+    bindings_node = node.get("bindings")
+    items = bindings_node.items if bindings_node else ()
+    bindings = [_capture_binding(item, scope) for item in items]
+    _check_resources(items, scope)
+    if endpoint is None:
+        return None
+    discover = node.get("autoDiscover")
+    return CaptureSpec(
+        name=name,
+        endpoint=endpoint,
+        bindings=tuple(bindings),
+        interval_s=reading.seconds(node, "interval", CAPTURE_INTERVAL_S),
+        auto_discover=AutoDiscover(
+            add_new_bindings=reading.flag(discover, "addNewBindings"),
+            evolve_incompatible_collections=reading.flag(discover, "evolveIncompatibleCollections"),
+        )
+        if discover and discover.members
+        else None,
+        redact_salt=node.text_of("redactSalt"),
+        shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_S),
+        delete=reading.flag(node, "delete"),
+    )
+
+
+def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:
+    disabled = reading.flag(node, "disable")
+    target = node.get("target")
+    if target is not None and target.value is None and not disabled:
+        scope.sources.error(
+            target, "E-REQUIRED", "a binding without a target is disabled", hint="add disable: true"
+        )
+    scope.collection(target)
+    return CaptureBinding(
+        resource=_resource(node),
+        target=target.text if target else None,
+        on_invalid=reading.word(node, "onInvalid", ("fail", "reject"), "fail"),
+        disable=disabled,
+        backfill=reading.whole(node, "backfill", 0),
+    )
+
+
+def build_materialization(
+    name: str, node: Node, scope: Scope, environ: Mapping[str, str]
+) -> MaterializationSpec | None:
+    endpoint = build_endpoint(node.get("endpoint"), scope, environ)
+    follows = _followed(node, scope)
+    bindings_node = node.get("bindings")
+    if bindings_node is None and follows is None and "sourceCapture" not in node.members:
+        scope.sources.error(
+            node,
+            "E-REQUIRED",
+            'a materialization needs "bindings"',
+            hint="or source: the capture whose bindings it follows",
+        )
+    items = bindings_node.items if bindings_node else ()
+    on_incompatible = reading.word(node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, "backfill")
+    bindings = [_materialization_binding(item, scope, on_incompatible) for item in items]
+    _check_resources(items, scope)
+    triggers = _triggers(node.get("triggers"), scope, environ)
+    if endpoint is None:
+        return None
+    return MaterializationSpec(
+        name=name,
+        endpoint=endpoint,
+        bindings=tuple(b for b in bindings if b is not None),
+        follows=follows,
+        on_incompatible=on_incompatible,
+        triggers=triggers,
+        shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_MATERIALIZATION_S),
+        delete=reading.flag(node, "delete"),
+    )
+
+
+def _followed(node: Node, scope: Scope) -> FollowedCapture | None:
+    source = node.get("source") or node.get("sourceCapture")
+    capture = source if source is None or source.text is not None else source.get("capture")
+    if source is None or capture is None or capture.text is None:
+        return None
+    scope.refer(capture, "captures", "capture")
+    naming = source.get("targetNaming")
+    return FollowedCapture(
+        capture=capture.text,
+        target_naming=Frozen(naming.plain()) if naming else None,
+        delta_updates=reading.flag(source, "deltaUpdates"),
+        recommended_depth=_depth(source.get("fieldsRecommended")),
+    )
+
+
+def _materialization_binding(
+    node: Node, scope: Scope, on_incompatible: OnIncompatible
+) -> MaterializationBinding | None:
+    source, known = build_source(node.get("source"), scope)
+    fields = _field_selection(node.get("fields"), known, scope)
+    if source is None:
+        return None
+    return MaterializationBinding(
+        resource=_resource(node),
+        source=source,
+        fields=fields,
+        on_incompatible=reading.word(
+            node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, on_incompatible
+        ),
+        at_least_once="atLeastOnce" in node.members,
+        priority=reading.whole(node, "priority", 0),
+        disable=reading.flag(node, "disable"),
+        backfill=reading.whole(node, "backfill", 0),
+    )
+
+
+def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> FieldSelection:
+    """The fields a binding names: they exist, and no wish contradicts another."""
+    if node is None:
+        return FieldSelection()
+    require = node.get("require") or node.get("include")
+    required = require.members if require else {}
+    exclude, group_by = node.get("exclude"), node.get("groupBy")
+    for name, member in required.items():
+        _check_field(name, member, known, scope)
+    for item in (*(exclude.items if exclude else ()), *(group_by.items if group_by else ())):
+        if item.text is not None:
+            _check_field(item.text, item, known, scope)
+    for item in exclude.items if exclude else ():
+        if item.text in required:
+            message = f'field "{item.text}" is required and excluded'
+            scope.sources.error(item, "E-FIELD", message, see=required[item.text or ""])
+        if item.text in reading.texts(group_by):
+            scope.sources.error(item, "E-FIELD", f'field "{item.text}" is in groupBy and excluded')
+    for item in group_by.items if group_by else ():
+        field = known.spec.field(item.text or "") if known else None
+        if known and field:
+            what = f'groupBy field "{field.name}"'
+            check_key(item, what, field.location, known.shape, scope.sources)
+    return FieldSelection(
+        recommended_depth=_depth(node.get("recommended")),
+        require=tuple(sorted((n, Frozen(m.plain() or {})) for n, m in required.items())),
+        exclude=tuple(sorted(set(reading.texts(exclude)))),
+        group_by=reading.texts(group_by),
+    )
+
+
+def _check_field(name: str, at: Node, known: Known | None, scope: Scope) -> None:
+    if known is not None and known.spec.field(name) is None:
+        names = [f.name for f in known.spec.fields]
+        scope.sources.error(
+            at,
+            "E-FIELD",
+            f'"{name}" is not a field of {known.spec.name}',
+            hint=did_you_mean(name, names, f"fields: {', '.join(names[:8])}"),
+        )
+
+
+def _depth(node: Node | None) -> int | None:
+    """Levels of recommended fields: true is all, false is none."""
+    match node.value if node else True:
+        case True:
+            return None
+        case False:
+            return 0
+        case int() as levels:
+            return levels
+        case _:
+            return None
+
+
+def _resource(node: Node) -> Frozen:
+    resource = node.get("resource")
+    return Frozen(resource.plain() if resource else {})
+
+
+def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
+    """No two active bindings have the same resource. Connectors compare paths once more."""
+    first: dict[str, tuple[int, Node]] = {}
+    for i, binding in enumerate(bindings):
+        resource = binding.get("resource")
+        if resource is None or not resource.members or reading.flag(binding, "disable"):
+            continue
+        text = canonical_json(resource.plain())
+        if text in first:
+            earlier, see = first[text]
+            message = f"bindings {earlier} and {i} have the same resource"
+            scope.sources.error(resource, "E-DUP-RESOURCE", message, see=see)
+        first.setdefault(text, (i, resource))
+
+
+def _triggers(node: Node | None, scope: Scope, environ: Mapping[str, str]) -> Triggers | None:
+    hooks_node = node.get("config") if node else None
+    if node is None or hooks_node is None:
+        return None
+    check_references(hooks_node, scope.sources, environ)
+    return Triggers(
+        interval_s=reading.seconds(node, "interval", 0),
+        hooks=tuple(
+            Trigger(
+                url=hook.text_of("url") or "",
+                method=reading.word(hook, "method", ("POST", "PUT", "PATCH"), "POST"),
+                headers=reading.text_pairs(hook.get("headers")),
+                payload_template=hook.text_of("payloadTemplate") or "",
+                timeout_s=reading.seconds(hook, "timeout", 30),
+                attempts_max=reading.whole(hook, "maxAttempts", 3),
+            )
+            for hook in hooks_node.items
+        ),
+    )
