@@ -1,0 +1,51 @@
+"""The machine of the state-log tests: a list of what was applied, in order.
+
+Whatever is lost, doubled or reordered shows in such a state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from penstock.consensus.replica import Author
+
+Ledger = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerMachine:
+    format: int = 1
+    padding_bytes: int = 0
+    """Makes states larger than their diffs."""
+
+    def initial(self) -> Ledger:
+        return ()
+
+    def apply(self, state: Ledger, diff: str) -> Ledger:
+        return (*state, diff)
+
+    def encode_diff(self, diff: str) -> bytes:
+        return diff.encode()
+
+    def decode_diff(self, data: bytes, format: int) -> str:  # noqa: A002
+        assert format <= self.format
+        return data.decode()
+
+    def encode_state(self, state: Ledger) -> bytes:
+        return msgspec.msgpack.encode((state, bytes(self.padding_bytes)))
+
+    def decode_state(self, data: bytes, format: int) -> Ledger:  # noqa: A002
+        assert format <= self.format
+        return msgspec.msgpack.decode(data, type=tuple[Ledger, bytes])[0]
+
+
+def author(name: str, writer_seq: int, token: str | None = None) -> Author:
+    return Author(
+        writer=name.encode().ljust(16),
+        writer_seq=writer_seq,
+        token=(token or f"{name}{writer_seq}").encode().ljust(16),
+        epoch=0,
+        wall_ms=0,
+    )
