@@ -500,7 +500,7 @@ def nearly_equal(a: object, b: object) -> bool:
         return a.keys() == b.keys() and all(nearly_equal(a[name], b[name]) for name in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(nearly_equal, a, b))
-    if _is_number(a) and _is_number(b) and (isinstance(a, float) or isinstance(b, float)):
+    if _is_number(a) and _is_number(b) and float in (type(a), type(b)):
         return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     return type(a) is type(b) and a == b
 

@@ -1,0 +1,131 @@
+"""The reference reducer: worked examples, refusals, and the laws a reduction obeys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UserError
+from penstock.model.json_order import Json
+from penstock.model.reduce import (
+    Lookup,
+    ReductionError,
+    Rule,
+    Strategy,
+    combine,
+    reduce_full,
+)
+from penstock.model.schema import CompiledSchema
+from penstock.testing.reductions import EXAMPLES, REFUSALS, Example, Refusal, nearly_equal
+from penstock.testing.strategies_reduce import Grown, documents
+
+NOT_ASSOCIATIVE = {"F-10 an empty array starts over"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_the_state_after_each_document(example: Example) -> None:
+    lookup = rules_of(example.schema)
+    first = len(example.documents) - len(example.states)
+    states = [
+        reduce_full(example.documents[: i + 1], lookup)
+        for i in range(first, len(example.documents))
+    ]
+    assert states == example.states
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_what_documents_combine_to(example: Example) -> None:
+    want = example.combined if example.combined is not None else [example.states[-1]]
+    assert combine(example.documents, rules_of(example.schema)) == want
+
+
+@pytest.mark.parametrize(
+    "example",
+    [example for example in EXAMPLES if example.name not in NOT_ASSOCIATIVE],
+    ids=lambda example: example.name,
+)
+def test_combining_any_tail_first_changes_nothing(example: Example) -> None:
+    lookup = rules_of(example.schema)
+    for at in range(len(example.documents) + 1):
+        head, tail = example.documents[:at], example.documents[at:]
+        assert reduce_full([*head, *combine(tail, lookup)], lookup) == example.states[-1]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+def test_a_refusal_names_location_key_and_both_sides(refusal: Refusal) -> None:
+    with pytest.raises(ReductionError) as caught:
+        reduce_full(refusal.documents, rules_of(refusal.schema), key=["k", 7])
+    assert 'of key ["k",7]' in str(caught.value)
+    for part in refusal.says:
+        assert part in str(caught.value)
+
+
+def test_a_refusal_cuts_long_values() -> None:
+    with pytest.raises(ReductionError) as caught:
+        reduce_full([["x" * 5000], "y"], lambda _: {"": Rule(strategy=Strategy.APPEND)})
+    assert "while reducing the document: append expects arrays" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("annotation", "says"),
+    [
+        pytest.param({"strategy": "max"}, 'unknown strategy "max"', id="unknown strategy"),
+        pytest.param({"strategy": "sum", "key": []}, 'sum has no member "key"', id="stray member"),
+        pytest.param({"strategy": "merge", "key": "/a"}, 'reduce key is "/a"', id="key is a list"),
+        pytest.param({"strategy": "merge", "key": ["a"]}, "reduce key is", id="key of pointers"),
+        pytest.param({"strategy": "merge", "delete": 1}, "delete is 1", id="delete is a boolean"),
+        pytest.param({"strategy": "merge", "associative": 0}, "associative is 0", id="associative"),
+        pytest.param({}, "reduce is {}", id="no strategy"),
+        pytest.param("sum", 'reduce is "sum"', id="not an object"),
+    ],
+)
+def test_an_annotation_nobody_can_have_meant_is_refused(annotation: Json, says: str) -> None:
+    with pytest.raises(UserError, match="fix") as caught:
+        Rule.parse(annotation)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", Strategy, ids=lambda strategy: strategy.value)
+def test_annotations_read_back_as_written(strategy: Strategy) -> None:
+    assert Rule.parse({"strategy": strategy.value}) == Rule(strategy=strategy)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Grown, list[Json]]:
+    grown = draw(documents())
+    return grown, draw(st.lists(grown.values, min_size=1, max_size=5))
+
+
+@given(histories(), st.data())
+def test_documents_may_be_combined_in_any_runs_before_they_are_reduced(
+    history: tuple[Grown, list[Json]], data: st.DataObject
+) -> None:
+    grown, docs = history
+    lookup = rules_of(grown.schema)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(docs)), max_size=3)))
+    runs = [docs[a:b] for a, b in zip([0, *cuts], [*cuts, len(docs)], strict=True)]
+    combined = [document for run in runs for document in combine(run, lookup)]
+    want = reduce_full(docs, lookup)
+    assert nearly_equal(reduce_full(combined, lookup), want)
+    # A stored document stands for all that went into it.
+    at = cuts[0] if cuts else 0
+    stored = reduce_full(docs[:at], lookup)
+    assert nearly_equal(reduce_full([stored, *docs[at:]] if at else docs, lookup), want)
+
+
+@given(histories())
+def test_reducing_does_not_change_its_operands(history: tuple[Grown, list[Json]]) -> None:
+    grown, docs = history
+    before = repr(docs)
+    lookup = rules_of(grown.schema)
+    reduce_full(docs, lookup)
+    combine(docs, lookup)
+    assert repr(docs) == before
+
+
+def rules_of(schema: dict[str, Any]) -> Lookup:
+    return CompiledSchema(schema).active_rules
