@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +136,7 @@ class TokenFile:
         return self._path.read_text()
 
 
-def authorization_of(metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
+def authorization_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The authorization header among the metadata of a call."""
     for name, value in metadata:
         if name == "authorization" and isinstance(value, str):

@@ -328,7 +328,7 @@ class SessionRequest(_message.Message):
     def __init__(self, first: _Optional[int] = ..., cas_key: _Optional[_Iterable[str]] = ..., cas_seqno: _Optional[_Iterable[int]] = ..., cas_data: _Optional[_Iterable[bytes]] = ..., head_key: _Optional[_Iterable[str]] = ..., head_fresh: _Optional[_Iterable[bool]] = ..., expect_incarnation: _Optional[bytes] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("committed", "mismatched", "failed", "errors", "found", "heads", "absent", "window", "incarnation")
+    __slots__ = ("committed", "mismatched", "failed", "errors", "found", "heads", "absent", "err", "window", "incarnation")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     MISMATCHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +336,7 @@ class SessionResponse(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
+    ERR_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     committed: _containers.RepeatedScalarFieldContainer[int]
@@ -345,6 +346,7 @@ class SessionResponse(_message.Message):
     found: _containers.RepeatedScalarFieldContainer[int]
     heads: _containers.RepeatedCompositeFieldContainer[Versioned]
     absent: _containers.RepeatedScalarFieldContainer[int]
+    err: OpError
     window: int
     incarnation: bytes
-    def __init__(self, committed: _Optional[_Iterable[int]] = ..., mismatched: _Optional[_Iterable[int]] = ..., failed: _Optional[_Iterable[int]] = ..., errors: _Optional[_Iterable[_Union[OpError, _Mapping]]] = ..., found: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[_Union[Versioned, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, committed: _Optional[_Iterable[int]] = ..., mismatched: _Optional[_Iterable[int]] = ..., failed: _Optional[_Iterable[int]] = ..., errors: _Optional[_Iterable[_Union[OpError, _Mapping]]] = ..., found: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[_Union[Versioned, _Mapping]]] = ..., absent: _Optional[_Iterable[int]] = ..., err: _Optional[_Union[OpError, _Mapping]] = ..., window: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...

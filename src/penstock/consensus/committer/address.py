@@ -1,0 +1,144 @@
+"""Where a committer listens and how to reach it.
+
+    grpc://host:port[?tls=on&ca=FILE&cert=FILE&key=FILE&token_file=FILE]
+
+Secrets are named by file and never part of the URL, which ends up in process lists and logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from penstock.consensus.store import mask_url
+from penstock.errors import UsageError
+
+DEFAULT_PORT = 6882
+"""Of the committer; its admin page is on the next one."""
+
+DEFAULT_ADMIN_PORT = 6883
+
+_EXAMPLE = "grpc://host:6882?tls=on&ca=ca.pem&token_file=token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitterAddress:
+    """A `grpc://` URL, read."""
+
+    host: str
+    port: int
+    tls: bool = False
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
+
+    @property
+    def target(self) -> str:
+        return join(self.host, self.port)
+
+    @classmethod
+    def parse(cls, url: str) -> CommitterAddress:
+        def refuse(what: str, fix: str) -> UsageError:
+            return UsageError(f"committer URL refused: {what}", where=mask_url(url), fix=fix)
+
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise refuse(str(error), f"write {_EXAMPLE}") from error
+        if parts.scheme != "grpc" or not parts.hostname or parts.path.strip("/"):
+            raise refuse("it is not grpc://host:port", f"write {_EXAMPLE}")
+        if parts.username is not None or parts.password is not None:
+            raise refuse("it holds a password", "put the token into a file, and token_file=FILE")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if "token" in options:
+            raise refuse("it holds a token", "put the token into a file, and token_file=FILE")
+        known = {"tls", "ca", "cert", "key", "token_file"}
+        if unknown := sorted(options.keys() - known):
+            raise refuse(f"unknown option {unknown[0]!r}", f"known are {', '.join(sorted(known))}")
+        tls = options.pop("tls", "on" if "ca" in options or "cert" in options else "off")
+        if tls not in ("on", "off"):
+            raise refuse(f"tls={tls!r}", "write tls=on or tls=off")
+        if ("cert" in options) != ("key" in options):
+            raise refuse("cert and key belong together", f"write {_EXAMPLE}")
+        return cls(
+            host=parts.hostname,
+            port=DEFAULT_PORT if port is None else port,
+            tls=tls == "on",
+            **{name: Path(path) for name, path in options.items()},
+        )
+
+
+def join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """`HOST:PORT` of a listener; port 0 lets the system choose."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(
+            f"cannot listen on {text!r}", fix="write HOST:PORT, for example 127.0.0.1:6882"
+        )
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can only be reached from this machine; a name must resolve so everywhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
+
+
+def check_routable(url: str, *, remote: bool) -> str:
+    """`url`, to be handed to another process; `remote`: one that runs on another host.
+
+    A loopback address means the child's own host there, where nobody listens (B26).
+    """
+    address = CommitterAddress.parse(url)
+    if remote and is_loopback(address.host):
+        raise UsageError(
+            "a loopback committer cannot be reached from another host",
+            where=mask_url(url),
+            fix="listen on an address of the network and hand out that one",
+        )
+    return url
+
+
+_own_listeners: set[tuple[str, int]] = set()
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[None]:
+    """While the block runs, `host:port` is known as a committer of this process."""
+    _own_listeners.add((host, port))
+    try:
+        yield
+    finally:
+        _own_listeners.discard((host, port))
+
+
+def is_own_listener(address: CommitterAddress) -> bool:
+    """Whether this very process serves a committer there; it must not dial it (B2)."""
+    candidates = {host for host, port in _own_listeners if port == address.port}
+    if not candidates:
+        return False
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(address.host, None)}
+    except OSError:
+        found = {address.host}
+    everywhere = candidates & {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+    return bool(candidates & found or (everywhere and all(map(is_loopback, found))))

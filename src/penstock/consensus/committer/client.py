@@ -1,0 +1,459 @@
+"""`Consensus` over gRPC: `RpcConsensus`, for every process that does not host the committer.
+
+Small compare-and-sets and heads go through one session (`pipe`); what is a batch or large already
+goes as a call of its own. What is known of a failed call is in `wire.status_error`. Who resends:
+
+- reads and `truncate` are sent again within their deadline, with backoff (R2);
+- a compare-and-set is never sent again (R1). It is not sent at all before the channel is up, so
+  that a committer that cannot be reached is `Determinate`, and not one more unknown outcome;
+- streams reconnect from what they delivered last, for as long as it takes.
+
+The first incarnation seen is pinned and sent with everything. If the store is created anew, the
+application gets STORE_RESET and must stop: what it believes in is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+
+from penstock.consensus.committer import wire
+from penstock.consensus.committer.address import CommitterAddress, is_own_listener
+from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.inprocess import InProcessConsensus
+from penstock.consensus.committer.pipe import Pipe
+from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.store import (
+    LIVENESS_KEY,
+    SCAN_ALL,
+    CasResult,
+    ConsensusError,
+    Determinate,
+    Entries,
+    Entry,
+    ErrorKind,
+    Indeterminate,
+    Resync,
+    SubscribeEvent,
+    VersionedData,
+    WatchEvent,
+    check_all,
+    check_entry,
+    check_key,
+    check_limit,
+    check_many,
+    check_prefix,
+    check_revision,
+    check_seqno,
+    mask_url,
+)
+from penstock.errors import UsageError, UserError
+from penstock.servicekit.logs import fields
+
+__all__ = ["InProcessConsensus", "RpcConsensus", "RpcOptions"]
+
+log = logging.getLogger("penstock.consensus.committer")
+
+_CHANNEL_OPTIONS = (
+    *wire.COMMON_OPTIONS,
+    ("grpc.enable_retries", 0),
+    # Ours is R2; gRPC's own would wait up to two minutes for a committer that is back already.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A channel of its own, so that closing one client does not depend on another.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_SESSION_ENTRY_BYTES_MAX = 256 << 10
+"""Larger entries go alone: in a session, everybody's answers would wait behind them."""
+
+_SCAN_RESTARTS_MAX = 5
+
+R = TypeVar(
+    "R",
+    pb.CasResponse,
+    pb.CasManyResponse,
+    pb.ScanResponse,
+    pb.TruncateResponse,
+    pb.ListKeysResponse,
+)
+E = TypeVar("E", pb.SubscribeEvent, pb.WatchEvent)
+Pinned = (
+    pb.CasRequest | pb.CasBatchRequest | pb.ScanRequest | pb.TruncateRequest | pb.ListKeysRequest
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcOptions:
+    """Deadlines, in seconds."""
+
+    read_s: float = 10.0
+    page_s: float = 30.0
+    write_s: float = 30.0
+    silence_s: float = 30.0
+    """A stream without a sign of life for so long is dead; the server's heartbeats are 10 s."""
+
+
+class RpcConsensus:
+    """A committer elsewhere. Connects when first used, on the event loop of that use."""
+
+    def __init__(
+        self, url: str, options: RpcOptions | None = None, *, client_id: str | None = None
+    ) -> None:
+        self.url = mask_url(url)
+        self._address = CommitterAddress.parse(url)
+        if is_own_listener(self._address):
+            raise UsageError(
+                "this process hosts that committer, and would deadlock calling itself",
+                where=self.url,
+                fix="use the committer in the process, InProcessConsensus",
+            )
+        self._options = options or RpcOptions()
+        self._client_id = client_id or (
+            f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        )
+        self._channel: aio.Channel | None = None
+        self._pipe: Pipe | None = None
+        self._pinned = b""
+        self._connected = False
+        self._closed = False
+        self.gaps = 0
+        """Gaps a stream arrived with; each is a bug of the server, and was read again."""
+
+    # --------------------------------------------------------------------------------- store
+
+    async def incarnation(self) -> bytes:
+        if not self._pinned:
+            await self.head(LIVENESS_KEY)
+        self._check_open()
+        return self._pinned
+
+    async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+        check_prefix(prefix)
+        after, more = "", True
+        while more:
+            request = pb.ListKeysRequest(prefix=prefix, after=after)
+            answer = await self._read(
+                "ListKeys", request, pb.ListKeysResponse, self._options.page_s
+            )
+            more = answer.ok.more
+            for after in answer.ok.keys:
+                yield after
+
+    async def head(self, key: str, *, fresh: bool = False) -> VersionedData | None:
+        check_key(key)
+        pipe = self._open_pipe()
+        return await pipe.head(key, fresh=fresh, timeout_s=self._options.read_s)
+
+    async def compare_and_set(self, key: str, new: VersionedData) -> CasResult:
+        check_entry(key, new)
+        if len(new.data) <= _SESSION_ENTRY_BYTES_MAX:
+            return await self._open_pipe().compare_and_set(key, new, self._options.write_s)
+        request = pb.CasRequest(key=key, new=wire.to_versioned(new))
+        answer = await self._write("Cas", request, pb.CasResponse)
+        return wire.from_cas_ok(answer.ok)
+
+    async def compare_and_set_many(
+        self, batch: Sequence[tuple[str, VersionedData]]
+    ) -> list[CasResult | ConsensusError]:
+        check_many(batch)
+        outcomes: list[CasResult | ConsensusError | None] = [_refusal(k, new) for k, new in batch]
+        good = [element for element, o in zip(batch, outcomes, strict=True) if o is None]
+        request = pb.CasBatchRequest(items=wire.to_items(good))
+        answer = await self._write("CasMany", request, pb.CasManyResponse)
+        answered = iter([wire.from_outcome(o) for o in answer.ok.outcomes])
+        return [next(answered) if o is None else o for o in outcomes]
+
+    async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
+        check_all(batch)
+        request = pb.CasBatchRequest(items=wire.to_items(batch))
+        answer = await self._write("CasAll", request, pb.CasResponse)
+        return wire.from_cas_ok(answer.ok)
+
+    async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
+        """Page by page; truncation between two pages starts it over, so there is no hole (R9)."""
+        check_key(key)
+        check_seqno(from_)
+        check_limit(limit)
+        for _ in range(_SCAN_RESTARTS_MAX):
+            entries: list[VersionedData] = []
+            async for page in self._pages(key, from_, limit):
+                if entries and page[0].seqno != entries[-1].seqno + 1:
+                    break
+                entries += page
+            else:
+                return entries
+        what = f"{key!r} was truncated faster than it could be read"
+        raise Indeterminate(ErrorKind.CONFLICT, what)
+
+    async def truncate(self, key: str, seqno: int) -> int | None:
+        check_key(key)
+        check_seqno(seqno)
+        request = pb.TruncateRequest(key=key, seqno=seqno)
+        answer = await self._read("Truncate", request, pb.TruncateResponse, self._options.write_s)
+        return answer.ok.deleted if answer.ok.HasField("deleted") else None
+
+    async def subscribe(self, key: str, from_: int) -> AsyncGenerator[SubscribeEvent, None]:
+        check_key(key)
+        check_seqno(from_)
+        next_ = from_
+        backoff = Backoff()
+        while True:
+            request = pb.SubscribeRequest(key=key, expect_incarnation=self._pinned)
+            setattr(request, "from", next_)
+            try:
+                messages = self._messages("Subscribe", request, pb.SubscribeEvent)
+                async with contextlib.aclosing(messages):
+                    async for message in messages:
+                        backoff.reset()
+                        event = wire.from_subscribe_event(message)
+                        if isinstance(event, Entry):
+                            if event.data.seqno < next_:
+                                continue
+                            if event.data.seqno > next_:
+                                self.gaps += 1
+                                log.error("gap in a stream", extra=fields(shard=key, due=next_))
+                                break
+                            next_ += 1
+                        yield event
+                        if isinstance(event, Resync):
+                            return
+            except ConsensusError as error:
+                self._outage("subscription", error, backoff)
+            await backoff.wait()
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchEvent, None]:
+        check_prefix(prefix)
+        check_revision(from_revision)
+        last = from_revision
+        backoff = Backoff()
+        while True:
+            request = pb.WatchRequest(
+                prefix=prefix, from_revision=last, expect_incarnation=self._pinned
+            )
+            try:
+                messages = self._messages("Watch", request, pb.WatchEvent)
+                async with contextlib.aclosing(messages):
+                    async for message in messages:
+                        backoff.reset()
+                        event = wire.from_watch_event(message)
+                        if isinstance(event, Entries) and event.revision <= last:
+                            continue
+                        last = max(last, event.revision)
+                        yield event
+            except ConsensusError as error:
+                self._outage("watch", error, backoff)
+            await backoff.wait()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._pipe is not None:
+            await self._pipe.close()
+        if self._channel is not None:
+            await self._channel.close()
+
+    # --------------------------------------------------------------------------------- calls
+
+    async def _read(self, method: str, request: Pinned, response: type[R], timeout_s: float) -> R:
+        """A call that may be sent again: whatever of it was lost, it had no effect of its own."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        backoff = Backoff()
+        while True:
+            try:
+                left_s = max(0.001, deadline - loop.time())
+                return await self._call(method, request, response, left_s)
+            except ConsensusError as error:
+                pause_s = backoff.next_s()
+                hopeless = error.kind.final or error.kind is ErrorKind.UNDEFINED_TABLE
+                if hopeless or self._closed or loop.time() + pause_s > deadline:
+                    raise
+                log.log(
+                    backoff.level, "trying again", extra=fields(method=method, error=error.message)
+                )
+                await asyncio.sleep(pause_s)
+
+    async def _write(self, method: str, request: Pinned, response: type[R]) -> R:
+        """A call that is sent once, and only when there is somebody to receive it."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.write_s
+        channel = self._open_channel()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            what = f"{self.url} could not be reached in time; nothing was sent"
+            raise Determinate(ErrorKind.UNAVAILABLE, what) from error
+        return await self._call(method, request, response, max(0.001, deadline - loop.time()))
+
+    async def _call(self, method: str, request: Pinned, response: type[R], timeout_s: float) -> R:
+        request.expect_incarnation = self._pinned
+        call = self._open_channel().unary_unary(
+            f"/{wire.SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            answer: R = await call(request, timeout=timeout_s, metadata=self._metadata())
+        except aio.AioRpcError as error:
+            raise wire.status_error(error) from error
+        except aio.UsageError as error:  # the channel was closed under the call
+            raise Indeterminate(ErrorKind.UNAVAILABLE, "the client was closed") from error
+        if answer.HasField("err"):
+            raise wire.from_error(answer.err)
+        self._pin(answer.incarnation)
+        return answer
+
+    async def _pages(
+        self, key: str, from_: int, limit: int
+    ) -> AsyncGenerator[list[VersionedData], None]:
+        more = True
+        while more and limit > 0:
+            request = pb.ScanRequest(key=key, limit=limit)
+            setattr(request, "from", from_)
+            answer = await self._read("Scan", request, pb.ScanResponse, self._options.page_s)
+            page = [wire.from_versioned(entry) for entry in answer.ok.entries]
+            if not page:
+                return
+            yield page
+            more = answer.ok.more
+            from_ = page[-1].seqno + 1
+            limit -= len(page)
+
+    async def _messages(
+        self, method: str, request: Message, response: type[E]
+    ) -> AsyncGenerator[E, None]:
+        """What one stream brings, until it ends; silence is an end too."""
+        call = self._open_channel().unary_stream(
+            f"/{wire.SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )(request, metadata=self._metadata())
+        try:
+            while True:
+                async with asyncio.timeout(self._options.silence_s):
+                    message = await call.read()
+                if not isinstance(message, response):  # the end of the stream
+                    break
+                if message.incarnation:
+                    self._pin(message.incarnation)
+                yield message
+            if (code := await call.code()) is not grpc.StatusCode.OK:
+                what = f"{code.name}: {await call.details()}"
+                raise Indeterminate(ErrorKind.UNAVAILABLE, what)
+        except aio.AioRpcError as error:
+            raise wire.status_error(error) from error
+        except TimeoutError as error:
+            what = f"no sign of life for {self._options.silence_s:g} s"
+            raise Indeterminate(ErrorKind.TIMEOUT, what) from error
+        except (asyncio.CancelledError, aio.UsageError) as error:
+            if not self._closed:
+                raise
+            raise Determinate(ErrorKind.UNAVAILABLE, "the client was closed") from error
+        finally:
+            call.cancel()
+
+    def _outage(self, what: str, error: ConsensusError, backoff: Backoff) -> None:
+        """A stream broke: go on if waiting may help."""
+        if self._closed or error.kind.final or error.kind is ErrorKind.UNDEFINED_TABLE:
+            raise error
+        log.log(
+            backoff.level,
+            "stream broken",
+            extra=fields(stream=what, url=self.url, error=error.message, attempt=backoff.attempts),
+        )
+
+    # ---------------------------------------------------------------------------- connection
+
+    def _open_pipe(self) -> Pipe:
+        self._check_open()
+        if self._pipe is None:
+            self._pipe = Pipe(
+                self._open_session, pinned=lambda: self._pinned, pin=self._pin, target=self.url
+            )
+        return self._pipe
+
+    def _open_session(self) -> aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]:
+        method: aio.StreamStreamMultiCallable[pb.SessionRequest, pb.SessionResponse] = (
+            self._open_channel().stream_stream(
+                f"/{wire.SERVICE}/Session",
+                request_serializer=pb.SessionRequest.SerializeToString,
+                response_deserializer=pb.SessionResponse.FromString,
+            )
+        )
+        return method(metadata=self._metadata())
+
+    def _open_channel(self) -> aio.Channel:
+        """The channel, made on the running loop: one made elsewhere would be bound elsewhere."""
+        self._check_open()
+        if self._channel is None:
+            log.info(f"Connecting to persistd: {self.url}")  # noqa: G004 - a line people grep for
+            if self._address.tls:
+                self._channel = aio.secure_channel(
+                    self._address.target, self._credentials(), options=_CHANNEL_OPTIONS
+                )
+            else:
+                self._channel = aio.insecure_channel(self._address.target, options=_CHANNEL_OPTIONS)
+        return self._channel
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        address = self._address
+        return grpc.ssl_channel_credentials(
+            root_certificates=_contents(address.ca),
+            private_key=_contents(address.key),
+            certificate_chain=_contents(address.cert),
+        )
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        metadata = ((wire.CLIENT_METADATA, self._client_id),)
+        if self._address.token_file is None:
+            return metadata
+        # Read at every use: tokens are rotated by replacing the file.
+        token = (_contents(self._address.token_file) or b"").decode().strip()
+        return (*metadata, ("authorization", f"Bearer {token}"))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Determinate(ErrorKind.UNAVAILABLE, "the store is closed")
+
+    def _pin(self, incarnation: bytes) -> None:
+        if not self._connected:
+            self._connected = True
+            log.info(f"Connected to persistd: {self.url}")  # noqa: G004
+        if not self._pinned:
+            self._pinned = incarnation
+        elif incarnation != self._pinned:
+            what = f"knew {self._pinned.hex()}, found {incarnation.hex()}: its contents are gone"
+            raise Determinate(ErrorKind.STORE_RESET, what)
+
+
+def _refusal(key: str, new: VersionedData) -> ConsensusError | None:
+    try:
+        check_entry(key, new)
+    except Determinate as error:
+        return error
+    return None
+
+
+def _contents(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
+        ) from error

@@ -1,0 +1,280 @@
+"""The committer over gRPC.
+
+Handlers translate and nothing else: authentication, the store's incarnation, the committer's
+method, the answer. Operation errors are data; only what was refused before it ran is a status, and
+carries the trailer that proves it (`wire`). Small compare-and-sets and heads, which are nearly all
+of the traffic, do not come as calls but in sessions (`sessions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+
+from penstock.consensus.backend import PAGE_BYTES
+from penstock.consensus.committer import wire
+from penstock.consensus.committer.auth import (
+    ANYBODY,
+    Access,
+    Principal,
+    TokenFile,
+    authorization_of,
+)
+from penstock.consensus.committer.committer import Caller, PersistCommitter
+from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.committer.sessions import Context, ServedSession, unexpected
+from penstock.consensus.store import CasResult, ConsensusError, Determinate, ErrorKind
+from penstock.servicekit.logs import fields
+
+log = logging.getLogger("penstock.consensus.committer")
+
+SERVER_OPTIONS = (
+    *wire.COMMON_OPTIONS,
+    # Clients ping every 10 s; gRPC would count that as abuse and hang up.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two daemons on one port would otherwise share it, and each see half of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+_PEERS_MAX = 10_000
+_SLOW_SEND_S = 60.0
+
+
+class Pinned(Protocol):
+    """A request that may name the store its sender knows."""
+
+    expect_incarnation: bytes
+
+
+Serve = Callable[[Any, Caller, Principal], Awaitable[Message]]
+ServeMany = Callable[[Any, Caller, Principal], AsyncGenerator[Message, None]]
+
+
+class ConsensusService:
+    """The handlers of one committer."""
+
+    def __init__(self, committer: PersistCommitter, *, tokens: TokenFile | None = None) -> None:
+        self._committer = committer
+        self._tokens = tokens
+        self._peers: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The methods of the protocol, for `aio.Server.add_generic_rpc_handlers`."""
+
+        def unary(
+            serve: Serve, request: type[Message], response: type[Message]
+        ) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(serve, response),
+                request_deserializer=request.FromString,
+                response_serializer=response.SerializeToString,
+            )
+
+        def stream(
+            serve: ServeMany, request: type[Message], response: type[Message]
+        ) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_stream_rpc_method_handler(
+                self._stream(serve, response),
+                request_deserializer=request.FromString,
+                response_serializer=response.SerializeToString,
+            )
+
+        methods = {
+            "Head": unary(self._head, pb.HeadRequest, pb.HeadResponse),
+            "Cas": unary(self._cas, pb.CasRequest, pb.CasResponse),
+            "CasMany": unary(self._cas_many, pb.CasBatchRequest, pb.CasManyResponse),
+            "CasAll": unary(self._cas_all, pb.CasBatchRequest, pb.CasResponse),
+            "Scan": unary(self._scan, pb.ScanRequest, pb.ScanResponse),
+            "Truncate": unary(self._truncate, pb.TruncateRequest, pb.TruncateResponse),
+            "ListKeys": unary(self._list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
+            "Subscribe": stream(self._subscribe, pb.SubscribeRequest, pb.SubscribeEvent),
+            "Watch": stream(self._watch, pb.WatchRequest, pb.WatchEvent),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self._session,
+                request_deserializer=pb.SessionRequest.FromString,
+                response_serializer=pb.SessionResponse.SerializeToString,
+            ),
+        }
+        return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
+
+    # ------------------------------------------------------------------------------- framing
+
+    def _unary(
+        self, serve: Serve, response: Callable[..., Message]
+    ) -> Callable[[Pinned, Context], Awaitable[Message]]:
+        async def handle(request: Pinned, context: Context) -> Message:
+            try:
+                principal, caller = self._admit_peer(context)
+                expected = request.expect_incarnation
+                try:
+                    self._committer.check(expected)
+                    ok = await serve(request, caller, principal)
+                except Determinate as error:
+                    # The store was found missing and made again meanwhile. Who knew no store
+                    # before loses nothing by meeting the new one.
+                    if expected or error.kind is not ErrorKind.STORE_RESET:
+                        raise
+                    ok = await serve(request, caller, principal)
+            except ConsensusError as error:
+                await self._refuse(error, context)
+                return response(err=wire.to_error(error), incarnation=self._incarnation())
+            except Exception as error:
+                return response(
+                    err=wire.to_error(unexpected(error)), incarnation=self._incarnation()
+                )
+            return response(ok=ok, incarnation=self._incarnation())
+
+        return handle
+
+    def _stream(
+        self, serve: ServeMany, response: Callable[..., Message]
+    ) -> Callable[[Pinned, Context], Awaitable[None]]:
+        async def handle(request: Pinned, context: Context) -> None:
+            try:
+                principal, caller = self._admit_peer(context)
+                self._committer.check(request.expect_incarnation)
+                async with contextlib.aclosing(serve(request, caller, principal)) as events:
+                    async for event in events:
+                        async with asyncio.timeout(_SLOW_SEND_S):
+                            await context.write(event)
+            except TimeoutError:
+                # Alive, since it answers pings, and not reading. It comes back from where it was.
+                log.info("slow subscriber closed", extra=fields(peer=context.peer()))
+                await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
+            except ConsensusError as error:
+                if error.kind is ErrorKind.UNAVAILABLE:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+                await self._refuse(error, context)
+                await context.write(response(err=wire.to_error(error)))
+            except Exception as error:
+                await context.write(response(err=wire.to_error(unexpected(error))))
+
+        return handle
+
+    def _admit_peer(self, context: Context) -> tuple[Principal, Caller]:
+        metadata = context.invocation_metadata() or ()
+        principal = ANYBODY
+        if self._tokens is not None:
+            principal = self._tokens.authenticate(authorization_of(metadata))
+        client = next((str(v) for k, v in metadata if k == wire.CLIENT_METADATA), "unnamed")
+        # By host and client, not by socket: every reconnect has a new port (B12).
+        host = context.peer().rpartition(":")[0].removeprefix("ipv4:").removeprefix("ipv6:")
+        if (host, client) not in self._peers:
+            log.info(f"Received connection from: {host} client={client}")  # noqa: G004
+            if len(self._peers) >= _PEERS_MAX:
+                self._peers.popitem(last=False)
+        self._peers[host, client] = None
+        self._peers.move_to_end((host, client))
+        return principal, Caller(client, "grpc")
+
+    async def _refuse(self, error: ConsensusError, context: Context) -> None:
+        """End the call with a status if nothing of it has run, with the proof of that."""
+        if not isinstance(error, Determinate) or error.kind not in wire.STATUS:
+            return
+        trailers = [(wire.DETERMINACY_TRAILER, wire.DETERMINATE)]
+        if error.retry_after_ms is not None:
+            trailers.append((wire.RETRY_TRAILER, str(error.retry_after_ms)))
+        await context.abort(wire.STATUS[error.kind], error.message, tuple(trailers))
+
+    def _incarnation(self) -> bytes:
+        return self._committer.incarnation
+
+    # ---------------------------------------------------------------------------- operations
+
+    async def _head(self, request: pb.HeadRequest, caller: Caller, who: Principal) -> pb.HeadOk:
+        who.check(Access.READ, request.key)
+        found = await self._committer.head(request.key, fresh=request.fresh, caller=caller)
+        return pb.HeadOk(current=None if found is None else wire.to_versioned(found))
+
+    async def _cas(self, request: pb.CasRequest, caller: Caller, who: Principal) -> pb.CasOk:
+        key, new = wire.from_item(request)
+        who.check(Access.WRITE, key)
+        result = await self._committer.compare_and_set(key, new, caller=caller)
+        return pb.CasOk(committed=result is CasResult.COMMITTED)
+
+    async def _cas_many(
+        self, request: pb.CasBatchRequest, caller: Caller, who: Principal
+    ) -> pb.CasManyOk:
+        batch = wire.from_items(request.items)
+        for key, _ in batch:
+            who.check(Access.WRITE, key)
+        outcomes = await self._committer.compare_and_set_many(batch, caller=caller)
+        return pb.CasManyOk(outcomes=[wire.to_outcome(o) for o in outcomes])
+
+    async def _cas_all(
+        self, request: pb.CasBatchRequest, caller: Caller, who: Principal
+    ) -> pb.CasOk:
+        batch = wire.from_items(request.items)
+        for key, _ in batch:
+            who.check(Access.WRITE, key)
+        result = await self._committer.compare_and_set_all(batch, caller=caller)
+        return pb.CasOk(committed=result is CasResult.COMMITTED)
+
+    async def _scan(self, request: pb.ScanRequest, caller: Caller, who: Principal) -> pb.ScanOk:
+        who.check(Access.READ, request.key)
+        page = await self._committer.scan(
+            request.key,
+            getattr(request, "from"),
+            request.limit,
+            bytes_max=PAGE_BYTES,
+            caller=caller,
+        )
+        return pb.ScanOk(entries=[wire.to_versioned(e) for e in page.entries], more=page.more)
+
+    async def _truncate(
+        self, request: pb.TruncateRequest, caller: Caller, who: Principal
+    ) -> pb.TruncateOk:
+        who.check(Access.WRITE, request.key)
+        return pb.TruncateOk(
+            deleted=await self._committer.truncate(request.key, request.seqno, caller=caller)
+        )
+
+    async def _list_keys(
+        self, request: pb.ListKeysRequest, caller: Caller, who: Principal
+    ) -> pb.ListKeysOk:
+        who.check(Access.ADMIN, request.prefix)
+        keys, more = await self._committer.list_page(request.prefix, request.after, caller=caller)
+        return pb.ListKeysOk(keys=keys, more=more)
+
+    async def _subscribe(
+        self, request: pb.SubscribeRequest, caller: Caller, who: Principal
+    ) -> AsyncGenerator[pb.SubscribeEvent, None]:
+        who.check(Access.READ, request.key)
+        events = self._committer.subscribe(request.key, getattr(request, "from"), caller=caller)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield wire.to_subscribe_event(event, self._incarnation())
+
+    async def _watch(
+        self, request: pb.WatchRequest, caller: Caller, who: Principal
+    ) -> AsyncGenerator[pb.WatchEvent, None]:
+        who.check(Access.READ, request.prefix)
+        events = self._committer.watch(request.prefix, request.from_revision, caller=caller)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield wire.to_watch_event(event, self._incarnation())
+
+    # ------------------------------------------------------------------------------ sessions
+
+    async def _session(self, _: object, context: Context) -> None:
+        opening = await context.read()
+        if opening is aio.EOF:
+            return
+        try:
+            principal, caller = self._admit_peer(context)
+            self._committer.check(opening.expect_incarnation)
+        except ConsensusError as error:
+            await self._refuse(error, context)
+            await context.write(pb.SessionResponse(err=wire.to_error(error)))
+            return
+        await ServedSession(self._committer, context, principal, caller).run()
