@@ -1,0 +1,1 @@
+"""A collection partition is a journal: an ordered list of immutable Parquet fragments."""

@@ -1,0 +1,346 @@
+"""PURE: the state of a journal, and the diffs that make it.
+
+A journal is a sequence of *records* that tile its offsets: a **fragment** takes one offset for each
+of its rows, an **ACK** takes one and has no row. Offsets are given when an append commits, since
+several producers share a journal and a lost compare-and-set simply offers the same records again.
+
+Invariants, kept by `apply` for every sequence of diffs:
+
+- records lie side by side: each begins where the one before ends, `pages` first, then `records`;
+- an offset, once given, is never given to another row: `end` only grows, also when the journal is
+  dropped and created again;
+- what a record says of its rows (offsets, runs, revision) never changes. Compaction moves rows to
+  another file and nothing else, so a reader half-way through does not notice.
+
+`revision` is the store's at which a record was appended: cutting all journals of a transaction at
+one revision is what keeps the transaction in one piece. A writer does not know it before the
+commit; `UNKNOWN` stands for it until the entry is read back.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.errors import Bug, PenstockError
+from penstock.model.clock import Clock, Producer
+from penstock.model.hints import Commit
+from penstock.model.runs import Run
+
+UNKNOWN: Final = 0
+"""The revision of a record whose entry was written by this process and not yet read back."""
+
+INLINE_BYTES_MAX: Final = 4 * 1024
+"""Rows up to this size travel in the diff itself: no object to write, none to fetch."""
+
+INLINE_BYTES_TOTAL_MAX: Final = 1 << 20
+"""Inline rows of a whole journal; above, compaction is due before anything else is inlined."""
+
+RECORDS_MAX: Final = 4096
+"""Records in the state itself; above, the oldest are sealed into a page."""
+
+# ------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Rows in an object of the blob store, from row `row` of it on."""
+
+    path: str
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inline:
+    """Rows in the state itself, as an Arrow IPC stream."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """Rows appended together. Runs have offsets relative to `begin`, as their writer saw them."""
+
+    begin: int = 0
+    revision: int = UNKNOWN
+    rows: int
+    bytes: int
+    """Stored size: of the object, or of the inline data; a share of it after compaction."""
+    at: Blob | Inline
+    schema: str
+    """Fingerprint of the collection schema the rows were written under."""
+    runs: tuple[Run, ...]
+    key_hash_min: int
+    key_hash_max: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or sum(run.rows for run in self.runs) != self.rows:
+            raise ValueError(f"runs {self.runs} do not add up to {self.rows} rows")
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.rows
+
+    def runs_at(self) -> tuple[Run, ...]:
+        """The runs with the journal's offsets."""
+        return tuple(
+            replace(
+                run,
+                first_offset=run.first_offset + self.begin,
+                last_offset=run.last_offset + self.begin,
+                clock_max_offset=run.clock_max_offset + self.begin,
+            )
+            for run in self.runs
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckRecord:
+    """Closes what its producer wrote to this journal, and hints at the rest of the transaction."""
+
+    begin: int = 0
+    revision: int = UNKNOWN
+    producer: Producer
+    clock: Clock
+    hints: tuple[Commit, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.begin + 1
+
+
+Record = Fragment | AckRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Old records, sealed into an object of the blob store; what planning needs without them."""
+
+    path: str
+    begin: int
+    end: int
+    records: int
+    rows: int
+    bytes: int
+    revision_min: int
+    revision_max: int
+
+
+class Status(enum.Enum):
+    """Whether a journal takes appends, and whether readers see it at all."""
+
+    ABSENT = "absent"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalState:
+    """A journal as of one entry of its state log."""
+
+    status: Status = Status.ABSENT
+    collection: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Sorted by name: partition values in their encoded text, and whatever an operator adds."""
+    key_begin: int = 0
+    key_end: int = 0xFFFFFFFF
+    generation: int = 0
+    """Counts creations: who reads a dropped and recreated journal can tell."""
+    begin: int = 0
+    """The first offset that is retained."""
+    end: int = 0
+    """The offset the next record gets."""
+    pages: tuple[Page, ...] = ()
+    records: tuple[Record, ...] = ()
+
+    @property
+    def readable(self) -> bool:
+        return self.status in (Status.ACTIVE, Status.SUSPENDED)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Size of the rows that live in the state."""
+        return sum(
+            len(r.at.data)
+            for r in self.records
+            if isinstance(r, Fragment) and isinstance(r.at, Inline)
+        )
+
+
+# --------------------------------------------------------------------------------------- diffs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Begin, or begin again; offsets go on where a dropped journal ended."""
+
+    collection: str
+    labels: tuple[tuple[str, str], ...]
+    key_begin: int
+    key_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Records in order, offsets not yet given. An append to a suspended journal wakes it up."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspend:
+    """Nobody writes here for now; readers need not wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Undo `Suspend`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retain:
+    """Forget records that lie wholly below `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """The rows of the fragments in `[begin, end)`, in their order, are now one object."""
+
+    begin: int
+    end: int
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """The first records of the state are now in a page."""
+
+    page: Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """The journal is gone; its offsets are not given again."""
+
+
+Diff = Create | Append | Suspend | Resume | Retain | Compact | Seal | Drop
+
+
+class Refused(PenstockError):
+    """The journal is not in a state for this."""
+
+
+def apply(state: JournalState, diff: Diff, revision: int) -> JournalState:
+    """The state after `diff`, which was committed at `revision`."""
+    match diff:
+        case Create():
+            return _create(state, diff)
+        case Append():
+            return _append(state, diff, revision)
+        case Suspend():
+            return _move(state, Status.ACTIVE, Status.SUSPENDED)
+        case Resume():
+            return _move(state, Status.SUSPENDED, Status.ACTIVE)
+        case Retain():
+            return _retain(state, diff.offset)
+        case Compact():
+            return _compact(state, diff)
+        case Seal():
+            return _seal(state, diff.page)
+        case Drop():
+            _require(state, Status.ACTIVE, Status.SUSPENDED)
+            return JournalState(
+                status=Status.DROPPED,
+                collection=state.collection,
+                generation=state.generation,
+                begin=state.end,
+                end=state.end,
+            )
+
+
+def _require(state: JournalState, *allowed: Status) -> None:
+    if state.status not in allowed:
+        raise Refused(
+            f"the journal is {state.status.value}",
+            why=f"this needs it to be {' or '.join(s.value for s in allowed)}",
+        )
+
+
+def _create(state: JournalState, diff: Create) -> JournalState:
+    _require(state, Status.ABSENT, Status.DROPPED)
+    return JournalState(
+        status=Status.ACTIVE,
+        collection=diff.collection,
+        labels=diff.labels,
+        key_begin=diff.key_begin,
+        key_end=diff.key_end,
+        generation=state.generation + 1,
+        begin=state.end,
+        end=state.end,
+    )
+
+
+def _append(state: JournalState, diff: Append, revision: int) -> JournalState:
+    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    placed: list[Record] = []
+    end = state.end
+    for record in diff.records:
+        placed.append(replace(record, begin=end, revision=revision))
+        end = placed[-1].end
+    return replace(state, status=Status.ACTIVE, end=end, records=(*state.records, *placed))
+
+
+def _move(state: JournalState, before: Status, after: Status) -> JournalState:
+    _require(state, before)
+    return replace(state, status=after)
+
+
+def _retain(state: JournalState, offset: int) -> JournalState:
+    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    pages = tuple(page for page in state.pages if page.end > offset)
+    records = state.records
+    if not pages:
+        records = tuple(record for record in records if record.end > offset)
+    kept = [*pages, *records]
+    return replace(state, begin=kept[0].begin if kept else state.end, pages=pages, records=records)
+
+
+def _compact(state: JournalState, diff: Compact) -> JournalState:
+    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    inside = [
+        r for r in state.records if isinstance(r, Fragment) and diff.begin <= r.begin < diff.end
+    ]
+    if not inside or inside[0].begin != diff.begin or inside[-1].end != diff.end:
+        raise Refused(
+            f"offsets {diff.begin} to {diff.end} are not whole fragments of the state",
+            why="they were compacted, sealed or forgotten meanwhile",
+        )
+    if len({fragment.schema for fragment in inside}) > 1:
+        raise Bug("fragments of several schemas cannot share an object")
+    rows = sum(fragment.rows for fragment in inside)
+    moved: dict[int, Fragment] = {}
+    row = 0
+    for fragment in inside:
+        moved[fragment.begin] = replace(
+            fragment,
+            at=Blob(path=diff.path, row=row),
+            bytes=diff.bytes * (row + fragment.rows) // rows - diff.bytes * row // rows,
+        )
+        row += fragment.rows
+    return replace(state, records=tuple(moved.get(r.begin, r) for r in state.records))
+
+
+def _seal(state: JournalState, page: Page) -> JournalState:
+    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    sealed = state.records[: page.records]
+    if not sealed or (sealed[0].begin, sealed[-1].end) != (page.begin, page.end):
+        raise Refused(
+            f"offsets {page.begin} to {page.end} are not the first records of the state",
+            why="they were sealed or forgotten meanwhile",
+        )
+    return replace(state, pages=(*state.pages, page), records=state.records[page.records :])

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.journal.codec import JournalMachine, decode_page, encode_page
+from penstock.journal.state import (
+    UNKNOWN,
+    Append,
+    Blob,
+    Compact,
+    Create,
+    Diff,
+    Drop,
+    Fragment,
+    Inline,
+    JournalState,
+    Page,
+    Record,
+    Refused,
+    Resume,
+    Retain,
+    Seal,
+    Status,
+    Suspend,
+    apply,
+)
+from penstock.testing.strategies_journal import appends, records
+
+MACHINE = JournalMachine()
+CREATE = Create(collection="c", labels=(("region", "eu"),), key_begin=0, key_end=0xFFFFFFFF)
+
+
+def _rows(state: JournalState) -> dict[int, object]:
+    """Everything a record says but where its rows are stored."""
+    return {
+        r.begin: replace(r, at=Inline(data=b""), bytes=0) if isinstance(r, Fragment) else r
+        for r in state.records
+    }
+
+
+class JournalDiffs(RuleBasedStateMachine):
+    """Any diffs, each committed through its encoding, keep the invariants of a journal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = JournalState()
+        self.revision = 0
+        self.given: dict[int, object] = {}
+        self.pages: dict[str, tuple[Record, ...]] = {}
+
+    def commit(self, diff: Diff) -> None:
+        self.revision += 1
+        decoded = MACHINE.decode_diff(MACHINE.encode_diff(diff), MACHINE.format)
+        assert decoded == diff
+        self.state = MACHINE.apply(self.state, decoded, self.revision)
+
+    @precondition(lambda self: not self.state.readable)
+    @rule()
+    def create(self) -> None:
+        self.commit(CREATE)
+
+    @precondition(lambda self: self.state.readable)
+    @rule(diff=appends())
+    def append(self, diff: Append) -> None:
+        before = self.state.end
+        self.commit(diff)
+        assert self.state.status is Status.ACTIVE
+        assert all(r.revision == self.revision for r in self.state.records if r.begin >= before)
+        self.given |= {o: r for o, r in _rows(self.state).items() if o >= before}
+
+    @precondition(lambda self: self.state.status is Status.ACTIVE)
+    @rule()
+    def suspend(self) -> None:
+        self.commit(Suspend())
+
+    @precondition(lambda self: self.state.status is Status.SUSPENDED)
+    @rule()
+    def resume(self) -> None:
+        self.commit(Resume())
+
+    @precondition(lambda self: self.state.readable)
+    @rule(back=st.integers(0, 20))
+    def retain(self, back: int) -> None:
+        self.commit(Retain(offset=max(self.state.end - back, 0)))
+
+    @precondition(lambda self: self.state.readable)
+    @rule(first=st.integers(0, 5), count=st.integers(1, 4), size=st.integers(1, 1000))
+    def compact(self, first: int, count: int, size: int) -> None:
+        chosen = [r for r in self.state.records if isinstance(r, Fragment)][first : first + count]
+        if chosen and len({fragment.schema for fragment in chosen}) == 1:
+            before = _rows(self.state)
+            self.commit(Compact(begin=chosen[0].begin, end=chosen[-1].end, path="new", bytes=size))
+            assert _rows(self.state) == before
+            moved = [r for r in self.state.records if isinstance(r, Fragment)][
+                first : first + count
+            ]
+            assert sum(fragment.bytes for fragment in moved) == size
+            expected = 0
+            for fragment in moved:
+                assert fragment.at == Blob(path="new", row=expected)
+                expected += fragment.rows
+
+    @precondition(lambda self: self.state.readable and len(self.state.records) > 2)
+    @rule(count=st.integers(1, 3))
+    def seal(self, count: int) -> None:
+        sealed = self.state.records[:count]
+        path = f"page{self.revision}"
+        self.pages[path] = decode_page(encode_page(sealed))
+        assert self.pages[path] == sealed
+        page = Page(
+            path=path, begin=sealed[0].begin, end=sealed[-1].end, records=count,
+            rows=0, bytes=0, revision_min=sealed[0].revision, revision_max=sealed[-1].revision,
+        )  # fmt: skip
+        self.commit(Seal(page=page))
+
+    @precondition(lambda self: self.state.readable)
+    @rule()
+    def drop(self) -> None:
+        end = self.state.end
+        self.commit(Drop())
+        assert (self.state.begin, self.state.end) == (end, end)
+
+    @invariant()
+    def records_tile_the_retained_offsets(self) -> None:
+        position = self.state.begin
+        for part in (*self.state.pages, *self.state.records):
+            assert part.begin == position
+            position = part.end
+        assert position == self.state.end
+
+    @invariant()
+    def what_a_record_says_of_its_rows_never_changes(self) -> None:
+        assert _rows(self.state).items() <= self.given.items()
+
+    @invariant()
+    def a_state_survives_its_encoding(self) -> None:
+        encoded = MACHINE.encode_state(self.state)
+        assert MACHINE.decode_state(encoded, MACHINE.format, 7) == self.state
+
+
+TestJournalDiffs = JournalDiffs.TestCase
+
+
+@given(st.lists(records(), min_size=1, max_size=3))
+def test_unknown_revisions_are_filled_in_when_a_rollup_is_read(appended: list[Record]) -> None:
+    state = apply(apply(JournalState(), CREATE, 1), Append(records=tuple(appended)), UNKNOWN)
+    decoded = MACHINE.decode_state(MACHINE.encode_state(state), MACHINE.format, 42)
+    assert {record.revision for record in decoded.records} == {42}
+    assert len(decoded.records) == len(appended)
+
+
+@pytest.mark.parametrize(
+    ("state", "diff", "message"),
+    [
+        pytest.param(JournalState(), Append(records=()), "absent", id="append before create"),
+        pytest.param(JournalState(), Drop(), "absent", id="drop before create"),
+        pytest.param(apply(JournalState(), CREATE, 1), CREATE, "active", id="create twice"),
+        pytest.param(apply(JournalState(), CREATE, 1), Resume(), "active", id="resume when active"),
+        pytest.param(
+            apply(JournalState(), CREATE, 1),
+            Compact(begin=0, end=5, path="p", bytes=1),
+            "not whole fragments",
+            id="compact what is not there",
+        ),
+    ],
+)
+def test_a_diff_that_does_not_fit_the_state_is_refused(
+    state: JournalState, diff: Diff, message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        apply(state, diff, 2)
