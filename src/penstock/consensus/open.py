@@ -10,19 +10,26 @@ The first two and the last embed a committer in this process; its own traffic do
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import enum
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.consensus.backend import Backend, PoolOptions
-from penstock.consensus.store import mask_url
-from penstock.errors import UsageError
+from penstock.consensus.store import Consensus, ConsensusError, mask_url
+from penstock.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
-    from penstock.consensus.store import Consensus
+    from penstock.consensus.committer.client import RpcOptions
+    from penstock.consensus.committer.committer import CommitterOptions
+
+RETRY_S = 1.0
+"""Between attempts to open a store that is not there yet."""
 
 
 class Scheme(enum.Enum):
@@ -106,3 +113,87 @@ async def open_backend(url: str, pool: PoolOptions | None = None) -> Backend:
                 where=mask_url(url),
                 fix=f"write {Scheme.POSTGRESQL.example} or {Scheme.SQLITE.example}",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsensusOptions:
+    """How to open a store; None stands for the defaults of the part concerned."""
+
+    committer: CommitterOptions | None = None
+    """Of an embedded committer."""
+    rpc: RpcOptions | None = None
+    """Of a connection to a committer elsewhere: token, TLS, deadlines."""
+    pool: PoolOptions = field(default_factory=PoolOptions)
+    wait_s: float = 0.0
+    """How long to try again while the database is unavailable: it may be starting, too."""
+    waiting: Callable[[Unavailable], None] = lambda _: None
+    """Told of every attempt in vain, so that waiting can be told from hanging."""
+
+
+async def open_consensus(url: str, options: ConsensusOptions | None = None) -> Consensus:
+    """The store that `url` names.
+
+    A database is opened at once, and its schema created if missing; a committer elsewhere is
+    dialled by the first call, since it may be restarting.
+    """
+    options = options or ConsensusOptions()
+    if scheme_of(url) is Scheme.GRPC:
+        from penstock.consensus.committer.client import RpcConsensus
+
+        return RpcConsensus(url, options.rpc)
+    from penstock.consensus.committer.committer import PersistCommitter
+    from penstock.consensus.committer.inprocess import InProcessConsensus
+
+    backend = await _open_patiently(url, options)
+    committer = PersistCommitter(backend, options.committer)
+    try:
+        await committer.open()
+    except BaseException:
+        await committer.close()
+        raise
+    return InProcessConsensus(committer)
+
+
+async def _open_patiently(url: str, options: ConsensusOptions) -> Backend:
+    deadline = time.monotonic() + options.wait_s
+    while True:
+        try:
+            return await open_backend(url, options.pool)
+        except Unavailable as error:
+            if time.monotonic() + RETRY_S > deadline:
+                raise
+            options.waiting(error)
+            await asyncio.sleep(RETRY_S)
+
+
+def probe(url: str) -> str:
+    """A sentence about the store, for `penstock doctor`; changes nothing, creates nothing."""
+    match scheme_of(url):
+        case Scheme.MEMORY:
+            return "in memory: nothing outlives the process"
+        case Scheme.SQLITE:
+            from penstock.consensus.sqlite import SqliteBackend
+
+            return SqliteBackend.probe(sqlite_path(url))
+        case Scheme.POSTGRESQL:
+            from penstock.consensus.postgres import PostgresBackend
+
+            return asyncio.run(PostgresBackend.probe(url))
+        case Scheme.GRPC:
+            return asyncio.run(_probe_committer(url))
+
+
+async def _probe_committer(url: str) -> str:
+    store = await open_consensus(url)
+    try:
+        incarnation = await store.incarnation()
+    except ConsensusError as error:
+        raise Unavailable(
+            "the committer does not answer",
+            where=mask_url(url),
+            why=error.message,
+            fix="start it with: penstock persistd --consensus … --listen …",
+        ) from error
+    finally:
+        await store.close()
+    return f"{mask_url(url)} serves store {incarnation.hex()[:8]}"

@@ -187,45 +187,29 @@ class PostgresBackend:
 
     traits = Traits(name="postgresql", cache_heads=True, foreign_poll_s=1.0, commit_concurrency=2)
 
-    def __init__(self, url: str, pool: ConnectionPool, options: PoolOptions) -> None:
+    def __init__(self, url: str, options: PoolOptions) -> None:
+        check_url(url)
         self.url = mask_url(url)
-        self.pool = pool
+        self.pool = ConnectionPool(url, options)
         self._options = options
 
     @classmethod
     async def open(cls, url: str, options: PoolOptions | None = None) -> PostgresBackend:
         """Connect, check that the server can keep the promises, create the schema if missing."""
-        options = options or PoolOptions()
-        try:
-            conninfo_to_dict(url)
-        except psycopg.ProgrammingError as error:
-            raise UsageError(
-                f"the consensus URL cannot be read: {cause_chain(error)}",
-                where=mask_url(url),
-                fix="write postgresql://user:password@host:5432/database; percent-encode "
-                "special characters of the password",
-            ) from error
-        backend = cls(url, ConnectionPool(url, options), options)
+        backend = cls(url, options or PoolOptions())
         try:
             await backend._prepare()
         except ConsensusError as error:
             await backend.close()
-            raise Unavailable(
-                "the consensus database cannot be used",
-                where=mask_url(url),
-                why=error.message,
-                fix="check that the server runs, and the host, user, password and database",
-            ) from error
+            raise _cannot_use(url, error) from error
         except BaseException:
             await backend.close()
             raise
         return backend
 
     async def _prepare(self) -> None:
+        await self._check_server()
         async with self._connection() as connection:
-            cursor = await connection.execute(SERVER)
-            version, encoding, synchronous_commit = await _one(cursor)
-            check_server(str(version), str(encoding), str(synchronous_commit), self.url)
             try:  # usually there, and then no right to create anything is needed
                 cursor = await connection.execute(META)
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -233,6 +217,22 @@ class PostgresBackend:
                 cursor = await connection.execute(META)
             meta: dict[str, bytes] = dict(await cursor.fetchall())
         check_schema_version(int(meta["schema_version"]))
+
+    @classmethod
+    async def probe(cls, url: str) -> str:
+        """A sentence about the server, which is left as it is; see `open.probe`."""
+        backend = cls(url, PoolOptions())
+        try:
+            return f"{await backend._check_server()} at {backend.url}"
+        except ConsensusError as error:
+            raise _cannot_use(url, error) from error
+        finally:
+            await backend.close()
+
+    async def _check_server(self) -> str:
+        [(version, encoding, synchronous_commit)] = await self._query(SERVER)
+        check_server(version, encoding, synchronous_commit, self.url)
+        return str(version).split(" on ")[0]
 
     async def _create_schema(self, connection: Connection) -> None:
         async with connection.transaction():
@@ -470,6 +470,28 @@ def classify(error: psycopg.Error) -> ConsensusError:
     connection_lost = not state or state.startswith(("08", "57P"))
     kind = ErrorKind.UNAVAILABLE if connection_lost else _KINDS.get(state, ErrorKind.INTERNAL)
     return (Determinate if determinate else Indeterminate)(kind, cause_chain(error))
+
+
+def _cannot_use(url: str, error: ConsensusError) -> Unavailable:
+    return Unavailable(
+        "the consensus database cannot be used",
+        where=mask_url(url),
+        why=error.message,
+        fix="check that the server runs, and the host, port, user, password and database",
+    )
+
+
+def check_url(url: str) -> None:
+    """Refuse what libpq cannot read, without repeating it: it may hold a password."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise UsageError(
+            "the PostgreSQL URL cannot be read",
+            where=mask_url(url),
+            fix="write postgresql://user:password@host:5432/database; percent-encode special "
+            "characters of the password (@ is %40, / is %2F)",
+        ) from error
 
 
 def check_server(version: str, encoding: str, synchronous_commit: str, url: str) -> None:

@@ -165,13 +165,22 @@ class SqliteBackend:
                 readers = [connect(readonly=True) for _ in range(READERS)]
                 backend = cls(path, writer, readers)
             except (sqlite3.Error, OSError) as error:
-                raise Unavailable(
-                    f"cannot open the consensus store: {cause_chain(error)}",
-                    where=f"sqlite:///{path}",
-                    fix="name a file on a local disk that this user may write",
-                ) from error
+                raise _cannot_open(path, error) from error
             opened.pop_all()
             return backend
+
+    @staticmethod
+    def probe(path: Path) -> str:
+        """A sentence about the store in `path`, which need not exist; see `open.probe`."""
+        refuse_network_filesystem(path.absolute(), _mounts())
+        if not path.exists():
+            return f"{path} will be created"
+        try:
+            with contextlib.closing(_connect(path.absolute(), readonly=True)) as db:
+                (revision,) = _one(db, REVISION)
+        except sqlite3.Error as error:
+            raise _cannot_open(path, error) from error
+        return f"{path} is at revision {revision}"
 
     # ----------------------------------------------------------------------------------- reads
 
@@ -363,6 +372,15 @@ class SqliteBackend:
 
 
 # ------------------------------------------------------------------------------------- connecting
+
+
+def _cannot_open(path: Path, error: Exception) -> Unavailable:
+    return Unavailable(
+        "the consensus store cannot be opened",
+        where=f"sqlite:///{path}",
+        why=cause_chain(error),
+        fix="name a file on a local disk that this user may write",
+    )
 
 
 def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
