@@ -435,17 +435,15 @@ def mask_url(url: str) -> str:
     """`url` for people: without its password and without query values that sound secret.
 
     Host, database and options stay: a wrong URL is the common mistake. Must hold for malformed
-    URLs too, which is where a password ends up in an error; so it looks for the last `@` rather
-    than trusting a parser.
+    URLs too, which is where a password ends up in an error: whatever stands before the last `@`
+    is taken for user and password, and no parser is trusted to know better.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
-    address, question, query = rest.partition("?")
-    if "@" not in address and "@" in query and not re.search(r":\d+(/|$)", address):
-        address, question, query = rest, "", ""  # the `?` was part of an unescaped password
-    userinfo, at, host = address.rpartition("@")
+    userinfo, at, address = rest.rpartition("@")
     user, colon, _ = userinfo.partition(":")
+    host, question, query = address.partition("?")
     masked = f"{user}{':<redacted>' if colon else ''}{at}{host}"
     query = _SECRET_PARAMETER.sub(r"\g<name>=<redacted>", query)
     return f"{scheme}{separator}{masked}{question}{query}"
