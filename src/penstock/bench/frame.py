@@ -1,0 +1,220 @@
+"""The frame of every benchmark: what a workload is, how peers are measured, what is reported.
+
+A workload is a function from a `Bench` to a `Report`. It measures its subject and its peers in the
+same run, interleaved, because a machine's speed drifts: what is compared must have lived through
+the same minutes. Absolute figures belong to the machine that is reported beside them; goals are
+ratios, arranged so that larger is better, which mean the same everywhere.
+
+A new workload is a module here and a line in `WORKLOADS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import gc
+import importlib
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, TypeAlias
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.engine import EngineOptions, close_spark, open_spark
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import RenderableType
+
+WORKLOADS: Mapping[str, str] = {
+    "model": "penstock.bench.model:run",
+}
+
+REPETITIONS = 5
+REPETITIONS_QUICK = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One figure; `unit` says what it counts, and per what."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A ratio of two figures of the same run, and the least it should be."""
+
+    name: str
+    measured: float
+    goal: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the goal was reached."""
+        return self.measured >= self.goal
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a workload found."""
+
+    results: tuple[Result, ...]
+    goals: tuple[Goal, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Samples:
+    """Figures by peer, one per round; the n-th of each peer were taken in the same round."""
+
+    by_peer: Mapping[str, Sequence[float]]
+
+    def median(self, peer: str) -> float:
+        """The middle figure of one peer."""
+        return statistics.median(self.by_peer[peer])
+
+    def ratio(self, of: str, to: str) -> float:
+        """The middle of each round's ratio, so that a slow round is slow for both."""
+        pairs = zip(self.by_peer[of], self.by_peer[to], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Bench:
+    """What a workload works with: its size, a SparkSession when it asks for one, and progress."""
+
+    quick: bool = False
+    engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
+    say: Callable[[str], None] = lambda _: None
+    """Tells people what is being measured; a benchmark that is silent for a minute looks dead."""
+    _spark: SparkSession | None = dataclasses.field(default=None, init=False)
+
+    def size(self, *, full: int, quick: int) -> int:
+        """How much of something this run should use."""
+        return quick if self.quick else full
+
+    def spark(self) -> SparkSession:
+        """The session that all workloads of a run share."""
+        if self._spark is None:
+            self.say("starting Spark")
+            self._spark = open_spark(self.engine)
+        return self._spark
+
+    def close(self) -> None:
+        """End the session, if any workload asked for one."""
+        if self._spark is not None:
+            close_spark()
+            self._spark = None
+
+    def interleave(
+        self, what: str, peers: Mapping[str, Callable[[], float]], *, warmups: int = 1
+    ) -> Samples:
+        """Let peers take turns, each returning one figure; the first rounds only warm up.
+
+        The order turns with each round, so that nobody always runs after the same neighbour.
+        """
+        rounds = REPETITIONS_QUICK if self.quick else REPETITIONS
+        names = list(peers)
+        taken: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(-warmups, rounds):
+            which = f"round {number + 1} of {rounds}" if number >= 0 else "warm-up"
+            self.say(f"{what}: {which}")
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                figure = peers[name]()
+                if number >= 0:
+                    taken[name].append(figure)
+        return Samples(taken)
+
+
+Workload: TypeAlias = Callable[[Bench], Report]
+
+
+def seconds_of(
+    work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter
+) -> Callable[[], float]:
+    """A peer for `interleave` that reports how long `work` took, in seconds."""
+
+    def timed() -> float:
+        gc.collect()  # or the garbage of one peer is collected on the time of the next
+        begin = clock()
+        work()
+        return clock() - begin
+
+    return timed
+
+
+def find_workloads(names: Iterable[str]) -> dict[str, Workload]:
+    """Import the named workloads, or all of them; nothing else is imported."""
+    chosen = list(dict.fromkeys(names)) or list(WORKLOADS)
+    for name in chosen:
+        if name not in WORKLOADS:
+            near = difflib.get_close_matches(name, WORKLOADS, n=1)
+            raise UsageError(
+                f'no benchmark is called "{name}"',
+                fix=f'did you mean "{near[0]}"?' if near else f"known: {', '.join(WORKLOADS)}",
+            )
+    return {name: _load(WORKLOADS[name]) for name in chosen}
+
+
+def _load(place: str) -> Workload:
+    module, _, function = place.partition(":")
+    workload: Workload = getattr(importlib.import_module(module), function)
+    return workload
+
+
+def machine() -> dict[str, str | int | float]:
+    """Where figures come from, without saying whose machine it is."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cores": os.cpu_count() or 1,
+        "memory_gib": round(memory_bytes / (1 << 30), 1),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "spark": metadata.version("pyspark"),
+    }
+
+
+def as_json(workload: str, report: Report) -> dict[str, object]:
+    """A report in its published form."""
+    return {
+        "workload": workload,
+        "machine": machine(),
+        "results": [dataclasses.asdict(result) for result in report.results],
+        "goals": [{**dataclasses.asdict(goal), "holds": goal.holds} for goal in report.goals],
+    }
+
+
+def as_table(workload: str, report: Report) -> RenderableType:
+    """A report for people: figures, then goals."""
+    figures = Table("measured", title=workload, title_justify="left", title_style="bold")
+    figures.add_column("value", justify="right")
+    figures.add_column("unit")
+    for result in report.results:
+        figures.add_row(escape(result.name), _significant(result.value), escape(result.unit))
+    if not report.goals:
+        return figures
+    goals = Table("goal", title_justify="left")
+    goals.add_column("measured", justify="right")
+    goals.add_column("at least", justify="right")
+    goals.add_column("holds")
+    for goal in report.goals:
+        holds = "[green]yes[/]" if goal.holds else "[red]no[/]"
+        goals.add_row(
+            escape(goal.name), _significant(goal.measured), _significant(goal.goal), holds
+        )
+    return Group(figures, goals)
+
+
+def _significant(value: float) -> str:
+    """Four significant digits below a thousand; above it whole numbers, grouped."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

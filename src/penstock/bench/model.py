@@ -1,0 +1,208 @@
+"""`penstock bench model`: frontiers, packed keys and reductions, each beside its plain peer.
+
+Frontiers: 100,000 producers, reduced and encoded, against the same work entry by entry and as
+JSON. Keys: Python against Spark expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from penstock.bench.frame import Bench, Goal, Report, Result, seconds_of
+from penstock.model import frontier_codec, keys
+from penstock.model.clock import Clock, Producer
+from penstock.model.frontier import Frontier, JournalFrontier
+from penstock.model.producer_frontier import ProducerFrontier
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame
+
+PRODUCERS: Final = 100_000
+JOURNALS: Final = 1_000
+_CLOCK: Final = 0x1EE833B04AFC0000
+_MULTICAST: Final = 1 << 40
+
+
+def run(bench: Bench) -> Report:
+    """Everything of the model that must be fast."""
+    parts = [measure_frontiers(bench), measure_keys(bench), measure_native_keys(bench)]
+    return Report(
+        results=tuple(result for part in parts for result in part.results),
+        goals=tuple(goal for part in parts for goal in part.goals),
+    )
+
+
+def measure_frontiers(bench: Bench) -> Report:
+    """Reduce and encode a frontier of 100,000 producers."""
+    bench.say(f"building frontiers of {PRODUCERS:,} producers")
+    before, after = _frontier(1), _frontier(2)
+    few = _frontier(2, one_in=100)
+    entries_before, entries_after = _entries(before), _entries(after)
+    encoded, text = frontier_codec.encode(after), frontier_codec.to_json(after)
+    taken = bench.interleave(
+        "frontiers",
+        {
+            "reduce": seconds_of(lambda: before.reduce(after)),
+            "reduce 1 %": seconds_of(lambda: before.reduce(few)),
+            "reduce entry by entry": seconds_of(lambda: _reduce(entries_before, entries_after)),
+            "encode": seconds_of(lambda: frontier_codec.encode(after)),
+            "decode": seconds_of(lambda: frontier_codec.decode(encoded)),
+            "encode as JSON": seconds_of(lambda: frontier_codec.to_json(after)),
+            "decode from JSON": seconds_of(lambda: frontier_codec.from_json(text)),
+        },
+    )
+    times = tuple(
+        Result(name=f"frontier: {name}", value=1000 * taken.median(name), unit="ms")
+        for name in taken.by_peer
+    )
+    size = Result(name="frontier: encoded", value=len(encoded) / PRODUCERS, unit="bytes/producer")
+    return Report(
+        results=(*times, size),
+        goals=(
+            Goal(
+                name="frontier: reduce against entry by entry",
+                measured=taken.ratio("reduce entry by entry", "reduce"),
+                goal=10,
+            ),
+            Goal(
+                name="frontier: encode against JSON",
+                measured=taken.ratio("encode as JSON", "encode"),
+                goal=10,
+            ),
+            Goal(
+                name="frontier: decode against JSON",
+                measured=taken.ratio("decode from JSON", "decode"),
+                goal=10,
+            ),
+        ),
+    )
+
+
+def measure_keys(bench: Bench) -> Report:
+    """Pack and hash keys of a string and an integer, in Python on one core."""
+    count = bench.size(full=200_000, quick=50_000)
+    names = [f"customer-{n * 2654435761 % 1_000_003}" for n in range(count)]
+    numbers = list(range(count))
+    rows = list(zip(names, numbers, strict=True))
+    taken = bench.interleave(
+        "keys in Python",
+        {
+            "one by one": seconds_of(lambda: [keys.key_hash(keys.pack(row)) for row in rows]),
+            "by column": seconds_of(
+                lambda: [keys.key_hash(key) for key in keys.pack_columns([names, numbers])]
+            ),
+        },
+    )
+    return Report(
+        results=tuple(
+            Result(
+                name=f"keys: in Python, {peer}",
+                value=count / taken.median(peer),
+                unit="keys/s",
+            )
+            for peer in taken.by_peer
+        ),
+        goals=(
+            Goal(
+                name="keys: by column against one by one",
+                measured=taken.ratio("one by one", "by column"),
+                goal=1.2,
+            ),
+        ),
+    )
+
+
+def measure_native_keys(bench: Bench) -> Report:
+    """The same keys in Spark on all cores: as expressions, and through Python workers."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    from penstock.native.keys import key_hash, packed_key
+
+    spark = bench.spark()  # first: without a session, Spark has no columns either
+    count = bench.size(full=4_000_000, quick=1_000_000)
+    name = f.concat(f.lit("customer-"), (f.col("id") * 2654435761 % 1_000_003).cast("string"))
+    frame = spark.range(count).select(name.alias("name"), f.col("id").alias("number")).persist()
+    bench.say(f"making {frame.count():,} keys in Spark")
+    packed = packed_key([(f.col("name"), t.StringType()), (f.col("number"), t.LongType())])
+    native = frame.select(packed.alias("packed"), key_hash(packed).alias("hash"))
+    through_python = frame.mapInArrow(_pack_batches, "packed binary, hash bigint")
+    taken = bench.interleave(
+        "keys in Spark",
+        {"as expressions": _drain(native), "through Python": _drain(through_python)},
+        warmups=2,
+    )
+    frame.unpersist()
+    return Report(
+        results=tuple(
+            Result(
+                name=f"keys: in Spark, {peer}",
+                value=count / taken.median(peer),
+                unit="keys/s",
+            )
+            for peer in taken.by_peer
+        ),
+        goals=(
+            Goal(
+                name="keys: Spark expressions against Python workers",
+                measured=taken.ratio("through Python", "as expressions"),
+                goal=1,
+            ),
+        ),
+    )
+
+
+def _drain(frame: DataFrame) -> Callable[[], float]:
+    """Compute every row of a frame and keep none."""
+    return seconds_of(lambda: frame.write.format("noop").mode("overwrite").save())
+
+
+def _pack_batches(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
+    """What packing would cost in a Python worker."""
+    import pyarrow as pa
+
+    for batch in batches:
+        packed = keys.pack_columns([column.to_pylist() for column in batch.columns])
+        hashes = [keys.key_hash(key) for key in packed]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(packed, pa.binary()), pa.array(hashes, pa.int64())], ["packed", "hash"]
+        )
+
+
+def _frontier(generation: int, *, one_in: int = 1) -> Frontier:
+    """Producers of many journals, some with an open span; a later generation has read further."""
+    per_journal = PRODUCERS // JOURNALS
+
+    def entries(journal: int) -> Iterator[ProducerFrontier]:
+        for n in range(0, per_journal, one_in):
+            end = 1000 * generation + 7 * n + 1
+            yield ProducerFrontier(
+                producer=Producer(_MULTICAST | (journal * per_journal + n)),
+                last_commit=Clock(_CLOCK + 100_000 * generation + journal + n),
+                offset=end if n % 10 == 0 else -end,
+            )
+
+    return Frontier.of(
+        JournalFrontier(
+            journal=f"acme/orders/region=r{journal:04}/pivot=00", producers=tuple(entries(journal))
+        )
+        for journal in range(JOURNALS)
+    )
+
+
+_Entries = Mapping[tuple[str, int, Producer], ProducerFrontier]
+
+
+def _entries(frontier: Frontier) -> _Entries:
+    return {(j.journal, j.binding, p.producer): p for j in frontier for p in j.producers}
+
+
+def _reduce(base: _Entries, delta: _Entries) -> _Entries:
+    """What a frontier would cost as a dictionary."""
+    reduced = dict(base)
+    for key, entry in delta.items():
+        held = reduced.get(key)
+        reduced[key] = entry if held is None else held.reduce(entry)
+    return reduced
