@@ -96,7 +96,8 @@ def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
         section = root.get(kind)
         for name, node in section.members.items() if section else ():
             if name in found:
-                sources.error(node, "E-DUP", f'{what} "{name}" is defined twice', see=found[name])
+                message = f'{what} "{name}" is defined twice'
+                sources.error(node, "E-DUP", message, see=found[name], at=node.key_at)
             else:
                 found[name] = node
     if kind in ("collections", "captures", "materializations"):
@@ -107,6 +108,7 @@ def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
                 f'"{name}" is a prefix of {what} "{inner}"',
                 hint="rename one: each name is a directory of its own",
                 see=found[inner],
+                at=found[name].key_at,
             )
     return found
 
@@ -161,7 +163,7 @@ def _store(node: Node, scope: Scope) -> Store:
     provider = reading.word(node, "provider", _PROVIDERS, _PROVIDERS[-1])
     needed = "path" if provider == "LOCAL" else "bucket"
     if "provider" in node.members and needed not in node.members:
-        scope.sources.error(node, "E-REQUIRED", f'a {provider} store needs "{needed}"')
+        scope.sources.error(node, "E-REQUIRED", f'{provider} stores need "{needed}"')
     return Store(
         provider=provider,
         bucket=node.text_of("bucket"),

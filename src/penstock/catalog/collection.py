@@ -24,6 +24,8 @@ PUBLISHED_FIELD = "flow_published_at"
 UUID_LOCATION = "/_meta/uuid"
 
 _SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE")
+_OF_A_WHOLE = ("E-ROOT", "E-REDUCE-PARENT")
+"""Problems that may only follow from a reference that leads nowhere."""
 
 
 def build_collection(name: str, node: Node, sources: Sources) -> Known | None:
@@ -50,10 +52,12 @@ def build_collection(name: str, node: Node, sources: Sources) -> Known | None:
 
 
 def _check_keys(key: Node | None, read: Shape, write: Shape, sources: Sources) -> None:
+    seen: set[str] = set()
     for item in key.items if key else ():
         location = item.text
-        if location is None or not location.startswith("/"):
-            continue  # not a pointer, which the grammar says
+        if location is None or not location.startswith("/") or location in seen:
+            continue  # not a pointer, or twice: said elsewhere
+        seen.add(location)
         if check_key(item, f"key {location}", location, read, sources) and write is not read:
             check_key(item, f"key {location} (in writeSchema)", location, write, sources)
 
@@ -86,6 +90,7 @@ def _schemas(
                 "E-REQUIRED",
                 'a collection needs "schema"',
                 hint="or writeSchema and readSchema, where they differ",
+                at=node.key_at,
             )
         return None
     write = bundle(write_node, sources)
@@ -100,10 +105,11 @@ def _is_sound(schema: BuiltSchema, key: tuple[str, ...], sources: Sources) -> bo
     """Report what is wrong with a schema; whether its documents have a shape to go on with."""
     problems = check_schema(schema.value, key)
     for problem in problems:
-        sources.error(
-            schema.node_at(problem.pointer), problem.code, problem.message, hint=problem.hint
-        )
-    return not any(p.code in _SHAPELESS for p in problems)
+        if schema.broken and problem.code in _OF_A_WHOLE:
+            continue
+        node = schema.node_at(problem.pointer)
+        sources.error(node, problem.code, problem.message, hint=problem.hint, at=node.key_at)
+    return not schema.broken and not any(p.code in _SHAPELESS for p in problems)
 
 
 def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[Field, ...]:

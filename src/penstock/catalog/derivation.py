@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.catalog import reading
-from penstock.catalog.diagnostics import Diagnostic, Position, nearest
+from penstock.catalog.load import Code
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key, key_type
+from penstock.catalog.sql import Database, Mistake, check_parameters
 from penstock.catalog.tasks import MAX_TXN_S, build_endpoint
-from penstock.model.spec import DerivationSpec, Transform
+from penstock.model.spec import DerivationSpec, Source, Transform
 
 KeyType: TypeAlias = Literal["boolean", "integer", "string"]
 Engine: TypeAlias = Literal["sqlite", "spark", "python", "local", "connector"]
 
 _ENGINES: tuple[Engine, ...] = ("sqlite", "spark", "python", "local", "connector")
 _KEY_TYPES: tuple[KeyType, ...] = ("boolean", "integer", "string")
-_SQL_NOISE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_PARAMETER = re.compile(r"(?<![\w$])\$([A-Za-z_][\w$]*)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """A transform while it is being built."""
+
+    node: Node
+    name: str
+    source: Source | None
+    known: Known | None
+    shuffle: tuple[str, ...]
+    code: Code | None
+
+    @property
+    def shuffles_any(self) -> bool:
+        return self.node.text_of("shuffle") == "any"
+
+    @property
+    def key_types(self) -> tuple[KeyType, ...] | None:
+        """The types of its shuffle key; None if they do not matter or are not known."""
+        if self.known is None or self.shuffles_any:
+            return None
+        found = [key_type(self.known.shape, pointer) for pointer in self.shuffle]
+        types = tuple(t for f in found for t in _KEY_TYPES if t == f)
+        return types if types and len(types) == len(found) else None
 
 
 def build_derivation(node: Node, scope: Scope, environ: Mapping[str, str]) -> DerivationSpec | None:
@@ -28,51 +52,31 @@ def build_derivation(node: Node, scope: Scope, environ: Mapping[str, str]) -> De
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
     transforms_node = node.get("transforms")
-    transforms: dict[str, Transform] = {}
-    types: dict[str, tuple[KeyType, ...]] = {}
-    places: dict[str, Node] = {}
-    for item in transforms_node.items if transforms_node else ():
-        name = item.text_of("name")
-        if name is None:
-            continue
-        if name in places:
-            message = f'transform "{name}" is defined twice'
-            scope.sources.error(item.members["name"], "E-DUP", message, see=places[name])
-        places[name] = item
-        source, known = build_source(item.get("source"), scope)
-        shuffle = _shuffle(item, known, scope)
-        code = _code(item, engine, known, scope)
-        if known and not _is_any(item):
-            types[name] = _key_types(known, shuffle)
-        if source is not None:
-            transforms[name] = Transform(
-                name=name,
-                source=source,
-                shuffle=shuffle,
-                shuffle_any=_is_any(item),
-                code=code,
-                read_delay_s=reading.seconds(item, "readDelay", 0),
-                priority=reading.whole(item, "priority", 0),
-                disable=reading.flag(item, "disable"),
-                backfill=reading.whole(item, "backfill", 0),
-            )
-    key_types = _agreed_types(node, types, places, scope)
+    drafts = [
+        _draft(item, engine, scope)
+        for item in (transforms_node.items if transforms_node else ())
+        if item.text_of("name") is not None
+    ]
+    _check_names(drafts, scope)
+    key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
     if using is None or engine is None:
         return None
     inner = using.members[engine]
-    migrations = inner.get("migrations")
-    is_sql = engine in ("sqlite", "spark")
-    _check_module(inner.get("module"), scope)
+    migrations_node = inner.get("migrations")
+    blocks = [scope.sources.code(m) for m in (migrations_node.items if migrations_node else ())]
+    migrations = [block for block in blocks if block is not None]
+    if engine == "sqlite":
+        _check_sqlite(migrations, drafts, scope)
+    elif engine == "python" and (module := inner.get("module")):
+        _check_module(scope.sources.code(module), scope)
     return DerivationSpec(
         using=engine,
-        transforms=tuple(transforms.values()),
+        transforms=tuple(_transform(d, d.source) for d in drafts if d.source),
         shuffle_key_types=key_types,
-        migrations=tuple(
-            scope.sources.code(m) or "" for m in (migrations.items if migrations else ())
-        ),
+        migrations=tuple(block.text for block in migrations),
         views=reading.text_pairs(inner.get("views")),
         nonlinear=inner.text_of("nonlinear") == "allow",
-        endpoint=None if is_sql else build_endpoint(using, scope, environ),
+        endpoint=build_endpoint(using, scope, environ),
         dependencies=reading.texts(inner.get("dependencies")),
         batch=reading.flag(inner, "batch"),
         redact_salt=node.text_of("redactSalt"),
@@ -80,11 +84,42 @@ def build_derivation(node: Node, scope: Scope, environ: Mapping[str, str]) -> De
     )
 
 
+def _draft(node: Node, engine: Engine | None, scope: Scope) -> _Draft:
+    source, known = build_source(node.get("source"), scope)
+    return _Draft(
+        node=node,
+        name=node.text_of("name") or "",
+        source=source,
+        known=known,
+        shuffle=_shuffle(node, known, scope),
+        code=_code(node, engine, scope),
+    )
+
+
+def _transform(draft: _Draft, source: Source) -> Transform:
+    return Transform(
+        name=draft.name,
+        source=source,
+        shuffle=draft.shuffle,
+        shuffle_any=draft.shuffles_any,
+        code=draft.code.text if draft.code else None,
+        read_delay_s=reading.seconds(draft.node, "readDelay", 0),
+        priority=reading.whole(draft.node, "priority", 0),
+        disable=reading.flag(draft.node, "disable"),
+        backfill=reading.whole(draft.node, "backfill", 0),
+    )
+
+
+def _check_names(drafts: Sequence[_Draft], scope: Scope) -> None:
+    first: dict[str, Node] = {}
+    for draft in drafts:
+        if draft.name in first:
+            message = f'transform "{draft.name}" is defined twice'
+            scope.sources.error(draft.node.members["name"], "E-DUP", message, see=first[draft.name])
+        first.setdefault(draft.name, draft.node)
+
+
 # --- shuffles ---
-
-
-def _is_any(transform: Node) -> bool:
-    return transform.text_of("shuffle") == "any"
 
 
 def _shuffle(transform: Node, known: Known | None, scope: Scope) -> tuple[str, ...]:
@@ -100,35 +135,26 @@ def _shuffle(transform: Node, known: Known | None, scope: Scope) -> tuple[str, .
     return tuple(item.text or "" for item in pointers)
 
 
-def _key_types(known: Known, shuffle: tuple[str, ...]) -> tuple[KeyType, ...]:
-    found = [key_type(known.shape, pointer) for pointer in shuffle]
-    return tuple(t for f in found for t in _KEY_TYPES if t == f)
-
-
 def _agreed_types(
-    node: Node,
-    types: Mapping[str, tuple[KeyType, ...]],
-    places: Mapping[str, Node],
-    scope: Scope,
+    declared: Node | None, drafts: Sequence[_Draft], scope: Scope
 ) -> tuple[KeyType, ...]:
     """All shuffle keys have equal length and types, since they meet on the same shards."""
-    declared = node.get("shuffleKeyTypes")
+    typed = [(draft, draft.key_types) for draft in drafts]
+    known = [(draft, types) for draft, types in typed if types is not None]
     if declared is not None:
         agreed = tuple(t for text in reading.texts(declared) for t in _KEY_TYPES if t == text)
-        first = "shuffleKeyTypes says"
-        see = declared
-    elif types:
-        name, agreed = next(iter(types.items()))
-        first = f"{name} shuffles on"
-        see = places[name]
+        said, see = "shuffleKeyTypes says", declared
+    elif known:
+        first, agreed = known[0]
+        said, see = f"{first.name} shuffles on", first.node
     else:
         return ()
-    for name, found in types.items():
-        if found != agreed:
+    for draft, types in known:
+        if types != agreed:
             scope.sources.error(
-                places[name].get("shuffle") or places[name],
+                draft.node.get("shuffle") or draft.node,
                 "E-SHUFFLE-TYPES",
-                f"{first} ({', '.join(agreed)}), {name} on ({', '.join(found)})",
+                f"{said} ({', '.join(agreed)}), {draft.name} on ({', '.join(types)})",
                 hint="give every transform a shuffle key of the same types, or shuffle: any",
                 see=see,
             )
@@ -138,13 +164,12 @@ def _agreed_types(
 # --- code ---
 
 
-def _code(transform: Node, engine: Engine | None, known: Known | None, scope: Scope) -> str | None:
+def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
     node = transform.get("lambda")
     if node is None:
         if engine in ("sqlite", "spark"):
-            scope.sources.error(
-                transform, "E-REQUIRED", f'a transform needs "lambda", using {engine}'
-            )
+            message = f'a transform needs "lambda", using {engine}'
+            scope.sources.error(transform, "E-REQUIRED", message)
         return None
     if engine == "python":
         scope.sources.error(
@@ -154,73 +179,51 @@ def _code(transform: Node, engine: Engine | None, known: Known | None, scope: Sc
             hint="a transform is a method of the module, named after it",
         )
         return None
-    code = scope.sources.code(node)
-    if code is not None and engine == "sqlite" and known:
-        _check_parameters(node, code, known, scope)
-    return code
+    return scope.sources.code(node)
 
 
-def parameter(field: str) -> str:
-    """The SQL parameter of a field (P-2), without its `$`: `object/foo` is `object$foo`."""
-    return re.sub(r"[^0-9A-Za-z$]", "_", field.replace("/", "$"))
+def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: Scope) -> None:
+    database = Database()
+    try:
+        broken = [(block, database.migrate(block.text)) for block in migrations]
+        for block, mistake in broken:
+            _report(block, mistake, scope)
+        for draft in drafts:
+            if draft.code is None:
+                continue
+            if draft.known is not None:
+                names = [field.name for field in draft.known.spec.fields]
+                spec = draft.known.spec
+                for found in check_parameters(draft.code.text, names, spec.name):
+                    _report(draft.code, found, scope)
+            if not any(mistake for _, mistake in broken):
+                _report(draft.code, database.compile(draft.code.text), scope)
+    finally:
+        database.close()
 
 
-def _check_parameters(node: Node, code: str, known: Known, scope: Scope) -> None:
-    fields: dict[str, list[str]] = {}
-    for field in known.spec.fields:
-        fields.setdefault(parameter(field.name), []).append(field.name)
-    blank = _SQL_NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), code)
-    for used, offset in _parameters(blank):
-        found = fields.get(used)
-        if found is None:
-            close = nearest(used, fields, 3) or sorted(fields)[:3]
-            _report_in_code(
-                node,
-                code,
-                offset,
-                "E-PARAM",
-                f"${used} is not a field of {known.spec.name}",
-                f"nearest: {', '.join(f'${c}' for c in close)}",
-                scope,
-            )
-        elif len(found) > 1:
-            both = " and ".join(f'"{name}"' for name in found)
-            message = f"${used} may be {both}"
-            hint = "name one of them by a projection of its own"
-            _report_in_code(node, code, offset, "E-PARAM", message, hint, scope)
-
-
-def _parameters(sql: str) -> Iterator[tuple[str, int]]:
-    seen: set[str] = set()
-    for match in _PARAMETER.finditer(sql):
-        if match[1] not in seen:
-            seen.add(match[1])
-            yield match[1], match.start()
-
-
-def _check_module(node: Node | None, scope: Scope) -> None:
+def _check_module(code: Code | None, scope: Scope) -> None:
     """Python that does not parse is found here rather than in a worker."""
-    code = scope.sources.code(node) if node else None
-    if node is None or code is None:
+    if code is None:
         return
     try:
-        ast.parse(code)
+        ast.parse(code.text)
     except SyntaxError as e:
         line = e.lineno or 1
-        offset = sum(len(text) + 1 for text in code.split("\n")[: line - 1])
-        message = f"line {line} of module: {e.msg}"
-        _report_in_code(node, code, offset, "E-LAMBDA", message, None, scope)
+        start = sum(len(text) + 1 for text in code.text.split("\n")[: line - 1])
+        offset = start + max((e.offset or 1) - 1, 0)
+        mistake = Mistake(code="E-LAMBDA", offset=offset, message=f"line {line}: {e.msg}")
+        _report(code, mistake, scope)
     except ValueError as e:
-        scope.sources.error(node, "E-LAMBDA", f"module: {e}")
+        _report(code, Mistake(code="E-LAMBDA", offset=0, message=str(e)), scope)
 
 
-def _report_in_code(
-    node: Node, code: str, offset: int, error: str, message: str, hint: str | None, scope: Scope
-) -> None:
-    """Report a place inside of code; inline code of several lines begins on the next line."""
-    line = code.count("\n", 0, offset)
-    inline = node.text == code and "\n" in code
-    at = Position(node.at.file, node.at.line + 1 + line, 1) if inline else node.at
-    scope.sources.diagnostics.report(
-        Diagnostic(at=at, pointer=node.pointer, code=error, message=message, hint=hint)
-    )
+def _report(code: Code, mistake: Mistake | None, scope: Scope) -> None:
+    if mistake is not None:
+        scope.sources.error(
+            code.node,
+            mistake.code,
+            mistake.message,
+            hint=mistake.hint,
+            at=code.position(mistake.offset),
+        )

@@ -222,7 +222,8 @@ class _Checker:
                         message = f'"{name}" is accepted, and has no effect here'
                         self._report(member, "W-NO-EFFECT", message, at_key=True)
                     self.check(member, key.kind)
-        self._check_presence(node, record)
+        if not any(isinstance(record.keys.get(name), Refused) for name in node.members):
+            self._check_presence(node, record)  # a refused form has said what to write already
 
     def _check_presence(self, node: Node, record: Record) -> None:
         given = node.members.keys()
@@ -232,8 +233,7 @@ class _Checker:
                     node, "E-REQUIRED", f'{record.what} needs "{name}"', key.about, at_key=True
                 )
         chosen = [name for name in record.one_of if name in given]
-        refused = any(isinstance(record.keys.get(name), Refused) for name in given)
-        if record.one_of and len(chosen) != 1 and not refused:
+        if record.one_of and len(chosen) != 1:
             found = f"it has {' and '.join(chosen)}" if chosen else "it has none of them"
             message = f"{record.what} has exactly one of {', '.join(record.one_of)}; {found}"
             self._report(node, "E-REQUIRED", message, at_key=True)

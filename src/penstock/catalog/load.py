@@ -35,6 +35,31 @@ class Target:
     root: Node
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """Source code, and where each line of it stands: in a file of its own, or in a YAML file."""
+
+    text: str
+    node: Node
+    file: str | None = None
+    around: Sequence[str] = ()
+    """The lines of the YAML file that holds inline code."""
+
+    def position(self, offset: int) -> Position:
+        """Where the character at `offset` of the code was written, as well as can be known."""
+        before = self.text[:offset]
+        line, column = before.count("\n"), offset - (before.rfind("\n") + 1)
+        if self.file is not None:
+            return Position(self.file, line + 1, column + 1)
+        written = self.text.split("\n")[line]
+        # Code of several lines begins below its key, unless it was folded or quoted.
+        number = self.node.at.line + line + ("\n" in self.text)
+        source = self.around[number - 1] if number <= len(self.around) else ""
+        if not written or written not in source:
+            return self.node.at
+        return Position(self.node.at.file, number, source.index(written) + column + 1)
+
+
 class Sources:
     """The files of a catalog. One that cannot be found or read is reported and left out."""
 
@@ -116,12 +141,16 @@ class Sources:
         file = self._path(node, path)
         return self._document(file, node) if file is not None else None
 
-    def code(self, node: Node) -> str | None:
+    def code(self, node: Node) -> Code | None:
         """Source code written inline, or the text of the file that `node` names."""
-        if node.text is None or not _CODE_FILE.fullmatch(node.text):
-            return node.text
+        if node.text is None:
+            return None
+        if not _CODE_FILE.fullmatch(node.text):
+            here = self._texts.get(Path(node.at.file).resolve()) or ""
+            return Code(node.text, node, around=here.split("\n"))
         path = self._path(node)
-        return self._text(path, node) if path is not None else None
+        text = self._text(path, node) if path is not None else None
+        return Code(text, node, file=str(path)) if text is not None else None
 
     def error(
         self,
@@ -131,10 +160,12 @@ class Sources:
         *,
         hint: str | None = None,
         see: Node | None = None,
+        at: Position | None = None,
     ) -> None:
+        """Report something about `node`, at its value unless `at` says otherwise."""
         self.diagnostics.report(
             Diagnostic(
-                at=node.at,
+                at=at or node.at,
                 pointer=node.pointer,
                 code=code,
                 message=message,

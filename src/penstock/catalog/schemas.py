@@ -44,6 +44,8 @@ class BuiltSchema:
     root: Node
     embedded: Mapping[str, Node | BuiltSchema] = field(default_factory=dict)
     uses_inferred: bool = False
+    broken: bool = False
+    """A reference leads nowhere, or in circles. That is reported; nothing may follow from it."""
 
     def node_at(self, pointer: str) -> Node:
         """Where the part at `pointer` was written, or the closest part around it."""
@@ -131,6 +133,7 @@ class _Bundler:
         self._pending: list[tuple[str, Node, Node]] = []
         self._embedded: dict[str, Node | BuiltSchema] = {}
         self._definitions: dict[str, Any] = {}
+        self._broken = False
 
     def bundle(self) -> BuiltSchema:
         value = self._schema(self._root, self._home)
@@ -141,8 +144,15 @@ class _Bundler:
             self._definitions[name] = self._schema(node, home)
         if self._definitions:
             value["$defs"] = {**value.get("$defs", {}), **self._definitions}
-        built = BuiltSchema(value, self._root, self._embedded, INFERRED in self._embedded)
-        if chain := _endless(value):
+        chain = _endless(value)
+        built = BuiltSchema(
+            value,
+            self._root,
+            self._embedded,
+            uses_inferred=INFERRED in self._embedded,
+            broken=self._broken or chain is not None,
+        )
+        if chain is not None:
             places = [built.node_at(pointer) for pointer in chain]
             self._sources.error(
                 places[0],
@@ -170,6 +180,8 @@ class _Bundler:
                 reference = self._reference(inner, inner.text, home)
                 if reference is not None:
                     result["$ref"] = reference
+                else:
+                    self._broken = True
             elif word == "$id":
                 continue  # every reference is rewritten, so nothing may change what "#" means
             elif word in _NOT_SCHEMAS:
@@ -262,7 +274,7 @@ def _local(pointer: str) -> str:
 
 
 def _shown(node: Node) -> str:
-    return f"{node.at.file}#{node.pointer}"
+    return f"{node.at.file}#{node.pointer}" if node.pointer else node.at.file
 
 
 def _spellings(name: str, stem: str) -> Iterator[str]:

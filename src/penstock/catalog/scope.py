@@ -12,7 +12,7 @@ from penstock.catalog.nodes import Node
 from penstock.model import pointer as pointers
 from penstock.model.explain import one_of_types
 from penstock.model.schema import CompiledSchema
-from penstock.model.shape import Shape, locate
+from penstock.model.shape import ANY, Shape, locate
 from penstock.model.spec import (
     CollectionSpec,
     Field,
@@ -97,14 +97,14 @@ def check_key(
         sources.error(node, "E-KEY-MISSING", f"{what} may be absent: {absent}", hint=hint)
         return False
     if key_type(shape, pointer) is None:
-        types = sorted(found.not_null)
-        described = one_of_types(list(types)) if 0 < len(types) < 6 else "of any type"
+        types: list[str] = sorted(found.not_null)
+        undeclared = found.not_null == ANY.not_null
+        described = "of any type" if undeclared else one_of_types(types) if types else "always null"
         sources.error(
             node,
             "E-KEY-TYPE",
-            f"{what} is {described if types else 'always null'}; "
-            "keys are boolean, integer or string",
-            hint="declare its type in the schema" if len(types) == 6 else None,
+            f"{what} is {described}; keys are boolean, integer or string",
+            hint="declare its type in the schema" if undeclared else None,
         )
         return False
     return True

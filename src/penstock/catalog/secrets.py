@@ -20,14 +20,14 @@ def check_references(node: Node, sources: Sources, environ: Mapping[str, str]) -
     """Report every reference below `node` that leads to nothing."""
     for value in node.walk():
         for missing, hint in _unset(value.text or "", environ):
-            sources.error(value, "E-SECRET", f"{missing} is not set", hint=hint)
+            sources.error(value, "E-SECRET", missing, hint=hint)
 
 
 def _unset(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What a text refers to that is not there, and how to put it there."""
+    """What a text refers to that cannot be had, and what to do."""
     for reference in _REFERENCE.finditer(text):
         name = reference["name"]
         if reference["kind"] == "env" and name not in environ:
-            yield f"environment variable {name}", f"export {name}=…"
+            yield f"environment variable {name} is not set", f"export {name}=…"
         elif reference["kind"] == "file" and not Path(name).is_file():
-            yield f"file {name}", f"write the value to {name}"
+            yield f"there is no file {name}", f"write the value to {name}"

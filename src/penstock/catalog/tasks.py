@@ -52,7 +52,8 @@ def build_endpoint(node: Node | None, scope: Scope, environ: Mapping[str, str]) 
         return None
     config_node = inner if kind == "ingest" else inner.get("config")
     config = scope.sources.follow(config_node) if config_node else None
-    module = inner.get("module")
+    module_node = inner.get("module")
+    module = scope.sources.code(module_node) if module_node else None
     specification = inner.get("spec")
     schema_node = specification.get("configSchema") if specification else None
     schema = scope.sources.follow(schema_node) if schema_node else None
@@ -66,7 +67,7 @@ def build_endpoint(node: Node | None, scope: Scope, environ: Mapping[str, str]) 
         command=reading.texts(inner.get("command")),
         env=reading.text_pairs(inner.get("env")),
         protobuf=reading.flag(inner, "protobuf"),
-        module=scope.sources.code(module) if module else None,
+        module=module.text if module else None,
         config_schema=Frozen(schema.node.plain()) if schema else None,
     )
 
@@ -128,6 +129,7 @@ def build_materialization(
             "E-REQUIRED",
             'a materialization needs "bindings"',
             hint="or source: the capture whose bindings it follows",
+            at=node.key_at,
         )
     items = bindings_node.items if bindings_node else ()
     on_incompatible = reading.word(node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, "backfill")
