@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from penstock.model.clock import CLOCK_MAX, Clock, Flag, Producer
+from penstock.model.frontier import Frontier, JournalFrontier
+from penstock.model.frontier_table import BINDING_MAX
+from penstock.model.hints import Commit
 from penstock.model.producer_frontier import OBSERVED_FLOOR, OFFSET_MAX, ProducerFrontier
 
-JOURNALS = ("acme/a", "acme/b", "acme/c", "acme/ü")
+JOURNALS = ("acme/a", "acme/b", "acme/ü")
 
 
 def clocks(*, least: int = 0, wide: bool = False) -> st.SearchStrategy[Clock]:
@@ -23,26 +26,74 @@ def clocks(*, least: int = 0, wide: bool = False) -> st.SearchStrategy[Clock]:
 
 
 def producers(*, wide: bool = False) -> st.SearchStrategy[Producer]:
-    """One of four producers, or any."""
+    """One of three producers, or any."""
     if wide:
         return st.binary(min_size=6, max_size=6).map(Producer.from_random)
-    return st.sampled_from([Producer(Producer.MULTICAST | n) for n in range(1, 5)])
+    return st.sampled_from([Producer(Producer.MULTICAST | n) for n in range(1, 4)])
+
+
+def producer_frontiers(
+    *, producer: st.SearchStrategy[Producer] | None = None, wide: bool = False
+) -> st.SearchStrategy[ProducerFrontier]:
+    """An entry with any last commit, hint and signed offset."""
+    reach = OFFSET_MAX if wide else 6
+    return st.builds(
+        ProducerFrontier,
+        producer=producers(wide=wide) if producer is None else producer,
+        last_commit=clocks(wide=wide),
+        hinted_commit=clocks(wide=wide),
+        offset=st.integers(-reach, reach),
+    )
 
 
 @st.composite
-def producer_frontiers(
-    draw: st.DrawFn,
-    *,
-    producer: st.SearchStrategy[Producer] | None = None,
-    wide: bool = False,
-) -> ProducerFrontier:
-    """An entry with any last commit, hint and signed offset."""
-    reach = OFFSET_MAX if wide else 6
-    return ProducerFrontier(
-        producer=draw(producers(wide=wide) if producer is None else producer),
-        last_commit=draw(clocks(wide=wide)),
-        hinted_commit=draw(st.just(Clock(0)) | clocks(wide=wide)),
-        offset=draw(st.integers(-reach, reach)),
+def frontiers(draw: st.DrawFn, *, wide: bool = False) -> Frontier:
+    """A frontier over few journals and bindings, as a delta: with bytes, LSNs and gap floors."""
+    names = st.text(min_size=1, max_size=12) if wide else st.sampled_from(JOURNALS)
+    reach = 1 << 62 if wide else 100
+    journals = draw(
+        st.lists(
+            st.tuples(
+                names,
+                st.integers(0, BINDING_MAX if wide else 1),
+                st.integers(0, reach),
+                st.integers(-reach, reach),
+            ),
+            unique_by=lambda journal: journal[:2],
+            max_size=3,
+        ).map(sorted)
+    )
+    entries = draw(
+        st.lists(
+            st.tuples(st.integers(0, len(journals) - 1), producer_frontiers(wide=wide)),
+            unique_by=lambda placed: (placed[0], placed[1].producer),
+            max_size=7,
+        ).map(lambda placed: sorted(placed, key=lambda one: one[1].producer))
+        if journals
+        else st.just([])
+    )
+    return Frontier.of(
+        (
+            JournalFrontier(
+                journal=journal,
+                binding=binding,
+                producers=tuple(entry for place, entry in entries if place == at),
+                bytes_read_delta=bytes_read,
+                bytes_behind_delta=bytes_behind,
+            )
+            for at, (journal, binding, bytes_read, bytes_behind) in enumerate(journals)
+        ),
+        flushed_lsn=tuple(draw(st.lists(st.integers(0, reach), max_size=3))),
+        gap_floors=draw(st.dictionaries(st.integers(0, 1), clocks(least=1, wide=wide), max_size=2)),
+    )
+
+
+def transactions() -> st.SearchStrategy[list[Commit]]:
+    """What one transaction committed: each producer at most once per journal."""
+    return st.lists(
+        st.builds(Commit, st.sampled_from(JOURNALS), producers(), clocks(least=2)),
+        unique_by=lambda commit: (commit.journal, commit.producer),
+        max_size=8,
     )
 
 

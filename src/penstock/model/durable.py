@@ -1,0 +1,90 @@
+"""What of a frontier survives a restart: how a task resumes, and what it may forget.
+
+Two frontiers are stored. The *committed* one is cumulative. The *hinted* one is that of a
+transaction which was prepared, and may or may not have been committed. After a crash between the
+two, the transaction must be replayed exactly, so its commits become hints of the committed frontier
+and a recovery reads up to them and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from penstock.model.clock import Producer
+from penstock.model.completed import STALENESS_HORIZON
+from penstock.model.frontier import Frontier
+from penstock.model.producer_frontier import OBSERVED_FLOOR
+
+PRUNE_BYTES: Final = 1 << 30
+"""How much of a journal must lie between a producer and the furthest one before it is forgotten."""
+
+
+def prepare_resume(committed: Frontier, hinted: Frontier) -> Frontier:
+    """The frontier to resume from. With unresolved hints, one transaction is to be replayed.
+
+    Commits of the prepared transaction become hints over the committed frontier, whose offsets
+    stay. If the transaction held no commits there is nothing to replay, and it is as good as
+    committed.
+    """
+    prepared, known = hinted.table, committed.table
+    through = np.full(len(prepared.producer), OBSERVED_FLOOR)
+    theirs, mine = known.join(prepared)
+    through[mine] = np.maximum(known.last_commit[theirs], OBSERVED_FLOOR)
+    replayed = prepared.last_commit > through
+    if not replayed.any():
+        return committed.reduce(hinted)
+    hints = prepared.take(replayed).without_bytes()
+    nothing = np.zeros(len(hints.producer), np.int64)
+    return committed.reduce(
+        Frontier(
+            table=replace(
+                hints, last_commit=nothing, hinted_commit=hints.last_commit, offset=nothing
+            )
+        )
+    )
+
+
+def prune_producers(
+    frontier: Frontier,
+    *,
+    byte_position: Callable[[str, int], int],
+    retired: Container[Producer],
+    prune_bytes: int = PRUNE_BYTES,
+) -> Frontier:
+    """Forget producers that will not be heard of again, so that startup does not grow with age.
+
+    An entry is forgotten if all of this holds, among the entries of its (journal, binding):
+
+    - no hint of it is unresolved;
+    - its last commit is `STALENESS_HORIZON` behind the newest, so that its hints, if any come, are
+      discharged as stale; the newest itself is never forgotten;
+    - it is `prune_bytes` behind the furthest, by `byte_position` of a journal's offset, so that a
+      resumed read will not meet it again;
+    - its span is closed, or `retired` says that its writer is gone and left no ACK to be written.
+    """
+    if prune_bytes < 1:
+        raise ValueError("the furthest producer marks where to resume, and must not be forgotten")
+    table = frontier.table
+    newest = table.spread(table.greatest(table.last_commit))
+    stale = (table.hinted_commit <= table.last_commit) & (
+        newest - table.last_commit >= STALENESS_HORIZON
+    )
+    is_open = (table.offset > 0) | ((table.offset == 0) & (table.last_commit == OBSERVED_FLOOR))
+    furthest = table.greatest(np.abs(table.offset))
+    forgotten = np.zeros(len(stale), np.bool_)
+    candidates = np.flatnonzero(stale)
+    at_keys = table.key_of(candidates)
+    heads = {
+        at: byte_position(table.keys[at][0], int(furthest[at]))
+        for at in np.unique(at_keys).tolist()
+    }
+    for row, at in zip(candidates.tolist(), at_keys.tolist(), strict=True):
+        near = byte_position(table.keys[at][0], abs(int(table.offset[row])))
+        forgotten[row] = heads[at] - near >= prune_bytes and (
+            not is_open[row] or Producer(int(table.producer[row])) in retired
+        )
+    return replace(frontier, table=table.take(~forgotten, np.ones(len(frontier), np.bool_)))
