@@ -6,7 +6,6 @@ knows which file and line a pointer leads to.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -15,25 +14,15 @@ import jsonschema_rs
 
 from penstock.errors import UserError
 from penstock.model import pointer
+from penstock.model.columns import check_columns
 from penstock.model.draft import Draft, is_known
-from penstock.model.explain import phrase, show
+from penstock.model.explain import Problem, phrase, show
 from penstock.model.infer import infer
 from penstock.model.json_order import ABSENT
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.refs import DanglingRef, Refs, references
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import TYPES, Reduction, Shape
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One finding about a schema, at a pointer into it."""
-
-    code: str
-    pointer: str
-    message: str
-    hint: str | None = None
-
 
 _ONE: Final = frozenset(
     {
@@ -139,7 +128,7 @@ def check_schema(schema: object, key: Sequence[str] = ()) -> list[Problem]:
         problems += _unredactable(at, location, required or at in key)
     if not any(p.code == "E-REDUCE" for p in problems):
         problems += _never_acting(shape)
-    return problems
+    return [*problems, *check_columns(shape)]
 
 
 def schemas_in(schema: object, at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What is wrong with a document, in words: where, what was expected, what was found.
+"""What is wrong with a document or a schema, in words: where, what was expected, what was found.
 
 Values at locations that are secret or redacted are never shown, nor are objects and arrays, which
 may hold some.
@@ -30,6 +30,16 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.pointer or 'the document'}: {self.message}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One finding about a schema, at a pointer into it. `E-` codes refuse it, `W-` codes warn."""
+
+    code: str
+    pointer: str
+    message: str
+    hint: str | None = None
 
 
 def explain(error: jsonschema_rs.ValidationError, shape: Shape) -> Iterator[Violation]:

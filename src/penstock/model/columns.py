@@ -1,0 +1,348 @@
+"""How documents of a shape are laid out as columns (catalog rules T-1 to T-18).
+
+Typed wherever the shape names one type; JSON text for the sub-trees where it does not. The layout
+is decided here, without Spark or Arrow, because three places must agree on it to the bit: the
+types, the conversion of documents, and the expressions over stored columns.
+
+Missing is not null. A column's NULL means *missing*, except where a location is always present and
+may be null. A location that is both optional and nullable is listed, by its position among the
+members of its object, in a hidden member `_n` when it is null. Members that an open object has and
+the schema does not name are kept, as JSON text by name, in a hidden member `_x`. JSON text columns
+need neither: there, null is the text `null`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TypeGuard
+
+from penstock.model import pointer
+from penstock.model.explain import Problem
+from penstock.model.json_order import Json
+from penstock.model.shape import ANY, Number, Redact, Shape
+
+DEPTH_MAX = 16
+LEAVES_MAX = 2_000
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+DIGITS_MAX = 38
+"""What a DECIMAL holds, in Spark and in Arrow."""
+DOUBLE_END = 2**1024 - 2**970
+"""The least integer that rounds to infinity as a double."""
+
+
+class Kind(enum.Enum):
+    """What a column physically is."""
+
+    BOOLEAN = "boolean"
+    LONG = "bigint"
+    DECIMAL = "decimal"
+    DOUBLE = "double"
+    STRING = "string"
+    JSON = "json"
+    STRUCT = "struct"
+    MAP = "map"
+    ARRAY = "array"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column, or one level of a nested one."""
+
+    kind: Kind
+    nullable: bool = False
+    """Whether the JSON value may be null; a column's NULL is another matter, see `Member`."""
+    precision: int = 0
+    scale: int = 0
+    logical: str | None = None
+    """What the text of a string stands for: its format, or its content encoding."""
+    redact: Redact | None = None
+    members: tuple[Member, ...] = ()
+    """Of a STRUCT, every named member in name order. Their indices are the positions of `_n`."""
+    nulls: str | None = None
+    """Of a STRUCT, the name of its hidden `_n`, if some member needs it."""
+    extra: str | None = None
+    """Of a STRUCT, the name of its hidden `_x`, if the object is open."""
+    element: Column | None = None
+    """Of an ARRAY its items, of a MAP its values."""
+
+    @property
+    def item(self) -> Column:
+        assert self.element is not None  # noqa: S101 - only asked of arrays and maps
+        return self.element
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A named member of a STRUCT.
+
+    `column` None is a member that is never stored: it is null whenever it is there, or it never is.
+    """
+
+    name: str
+    column: Column | None
+    required: bool
+    nullable: bool
+
+    @property
+    def listed(self) -> bool:
+        """Whether an explicit null must be told from absence by the object's `_n`."""
+        json = self.column is not None and self.column.kind is Kind.JSON
+        return self.nullable and not self.required and not json
+
+
+def columns(shape: Shape) -> Column:
+    """The layout of whole documents. The root is a STRUCT, whatever little is known of it."""
+    root = _object(shape, 0, root=True)
+    while _leaves(root) > LEAVES_MAX and (widest := _widest(root)) is not None:
+        root = _fold(root, widest)
+    return root
+
+
+def check_columns(shape: Shape) -> list[Problem]:
+    """Warnings and errors about the layout."""
+    whole = _object(shape, 0, root=True)
+    if not whole.members and whole.extra is None:
+        return [
+            Problem(
+                code="E-SPARK-TYPE",
+                pointer="",
+                message="no Spark type fits: documents can have no member at all",
+                hint="name the members in properties, or allow additionalProperties",
+            )
+        ]
+    folded: list[Problem] = []
+    while (leaves := _leaves(whole)) > LEAVES_MAX:
+        widest = _widest(whole)
+        where = pointer.render(widest) if widest else "the document"
+        folded.append(
+            Problem(
+                code="W-WIDE",
+                pointer="",
+                message=f"{leaves} columns are more than {LEAVES_MAX}"
+                + (f": {where} is kept as JSON text" if widest else ""),
+                hint="describe fewer members, or leave some to additionalProperties",
+            )
+        )
+        if widest is None:
+            break
+        whole = _fold(whole, widest)
+    return folded
+
+
+def _column(shape: Shape, depth: int) -> Column:
+    """The layout of one location below the root."""
+    kinds = shape.not_null
+    if depth > DEPTH_MAX or len(kinds) != 1:
+        return _json(shape)
+    (kind,) = kinds
+    match kind:
+        case "boolean":
+            return _scalar(shape, Kind.BOOLEAN)
+        case "integer":
+            return _integer(shape)
+        case "number":
+            return _number(shape)
+        case "string":
+            logical = shape.strings.content_encoding or shape.strings.format
+            return dataclasses.replace(_scalar(shape, Kind.STRING), logical=logical)
+        case "array":
+            if shape.arrays.prefix:
+                return _json(shape)
+            item = _column(shape.arrays.rest, depth + 1)
+            return dataclasses.replace(_scalar(shape, Kind.ARRAY), element=item)
+        case _:
+            return _object(shape, depth)
+
+
+def _scalar(shape: Shape, kind: Kind) -> Column:
+    return Column(kind=kind, nullable=shape.nullable, redact=shape.redact)
+
+
+def _json(shape: Shape) -> Column:
+    return _scalar(shape, Kind.JSON)
+
+
+def _integer(shape: Shape) -> Column:
+    bounds = [b for b in (shape.numbers.minimum, shape.numbers.maximum) if b is not None]
+    if all(LONG_MIN <= bound <= LONG_MAX for bound in bounds):
+        return _scalar(shape, Kind.LONG)
+    if max(map(_digits, bounds)) > DIGITS_MAX:
+        return _json(shape)
+    return dataclasses.replace(_scalar(shape, Kind.DECIMAL), precision=DIGITS_MAX)
+
+
+def _number(shape: Shape) -> Column:
+    """DOUBLE, unless `multipleOf` and bounds say how many decimal digits are enough."""
+    low, high, step = shape.numbers.minimum, shape.numbers.maximum, shape.numbers.multiple_of
+    wanted = shape.extensions.get("x-penstock-type") != "double"
+    if wanted and low is not None and high is not None and step is not None and step <= 0.1:
+        sign, digits, exponent = Decimal(repr(step)).normalize().as_tuple()
+        if not sign and digits == (1,) and isinstance(exponent, int):
+            precision = max(_digits(low), _digits(high)) - exponent
+            if precision <= DIGITS_MAX:
+                decimal = _scalar(shape, Kind.DECIMAL)
+                return dataclasses.replace(decimal, precision=precision, scale=-exponent)
+    return _scalar(shape, Kind.DOUBLE)
+
+
+def _digits(bound: Number) -> int:
+    return len(str(abs(int(bound))))
+
+
+def _object(shape: Shape, depth: int, *, root: bool = False) -> Column:
+    objects = shape.objects
+    if not objects.properties and not root:
+        return _map(shape, depth)
+    members = tuple(
+        Member(
+            name=name,
+            column=_column(member.shape, depth + 1) if member.shape.not_null else None,
+            required=member.required,
+            nullable=member.shape.nullable,
+        )
+        for name, member in sorted(objects.properties.items())
+        if not member.shape.impossible
+    )
+    names = {member.name for member in members}
+    column = dataclasses.replace(
+        _scalar(shape, Kind.STRUCT),
+        members=members,
+        nulls=_hidden("_n", names) if any(m.listed for m in members) else None,
+        extra=None if objects.closed else _hidden("_x", names),
+    )
+    stored = any(m.column for m in members) or column.nulls or column.extra
+    return column if stored or root else _json(shape)
+
+
+def _map(shape: Shape, depth: int) -> Column:
+    """An object without named members: a MAP if all of them are of one known shape."""
+    unnamed = [s for _, s in shape.objects.patterns] + [shape.objects.additional or ANY]
+    possible = [s for s in unnamed if not s.impossible]
+    if len(possible) != 1 or possible[0] is ANY:
+        return _json(shape)
+    return dataclasses.replace(_scalar(shape, Kind.MAP), element=_column(possible[0], depth + 1))
+
+
+def _hidden(name: str, taken: set[str]) -> str:
+    """A name for a hidden member; it yields to members of that name by growing underscores."""
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
+def _leaves(column: Column) -> int:
+    if column.kind is Kind.STRUCT:
+        return sum(_leaves(m.column) for m in column.members if m.column is not None)
+    return _leaves(column.element) if column.element is not None else 1
+
+
+def _widest(root: Column) -> tuple[str, ...] | None:
+    """The path to the object with the most members below the root, the deeper one of equals."""
+    found = [
+        (len(column.members), len(path), path)
+        for path, column in walk(root)
+        if path and column.kind is Kind.STRUCT
+    ]
+    return max(found)[2] if found else None
+
+
+def walk(column: Column, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Column]]:
+    """A column and every column inside of it; items and map values are the step `*`."""
+    yield path, column
+    for member in column.members:
+        if member.column is not None:
+            yield from walk(member.column, (*path, member.name))
+    if column.element is not None:
+        yield from walk(column.element, (*path, "*"))
+
+
+def _fold(column: Column, path: tuple[str, ...]) -> Column:
+    """The same layout with JSON text at `path`."""
+    if not path:
+        return Column(kind=Kind.JSON, nullable=column.nullable, redact=column.redact)
+    step, *rest = path
+    if column.element is not None:
+        return dataclasses.replace(column, element=_fold(column.element, tuple(rest)))
+    members = tuple(
+        dataclasses.replace(m, column=_fold(m.column, tuple(rest)))
+        if m.name == step and m.column is not None
+        else m
+        for m in column.members
+    )
+    listed = any(m.listed for m in members)
+    return dataclasses.replace(column, members=members, nulls=column.nulls if listed else None)
+
+
+def as_stored(value: Json, column: Column) -> Json:
+    """The value with its numbers as the columns keep them: 1e17 an integer, 2**60 + 1 a double.
+
+    Equal to `value` as JSON Schema compares, unless a double cannot hold an integer exactly.
+    """
+    match column.kind:
+        case Kind.LONG | Kind.DECIMAL if isinstance(value, float) and value.is_integer():
+            return int(value)
+        case Kind.DOUBLE if _is_number(value):
+            return float(value)
+        case Kind.STRUCT if isinstance(value, dict):
+            inner = {m.name: m.column for m in column.members if m.column is not None}
+            return {n: as_stored(v, inner[n]) if n in inner else v for n, v in value.items()}
+        case Kind.ARRAY if isinstance(value, list):
+            return [as_stored(item, column.item) for item in value]
+        case Kind.MAP if isinstance(value, dict):
+            return {name: as_stored(item, column.item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def unstorable(value: Json, column: Column) -> tuple[str, str] | None:
+    """The first location of a valid document that its column cannot hold, and why.
+
+    Only numbers can be at fault: JSON does not limit them, columns do.
+    """
+    return _unstorable(value, column, "")
+
+
+def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
+    inner: list[tuple[str | int, Json, Column]] = []
+    match column.kind:
+        case Kind.LONG if _is_number(value) and not LONG_MIN <= value <= LONG_MAX:
+            return at, f"{_plain(value)} does not fit 64 bits"
+        case Kind.DECIMAL if _is_number(value) and not _fits(value, column):
+            return at, f"{_plain(value)} does not fit DECIMAL({column.precision},{column.scale})"
+        case Kind.DOUBLE if isinstance(value, int) and abs(value) >= DOUBLE_END:
+            return at, f"{_plain(value)} does not fit a double"
+        case Kind.STRUCT if isinstance(value, dict):
+            inner = [
+                (m.name, value[m.name], m.column)
+                for m in column.members
+                if m.column is not None and m.name in value
+            ]
+        case Kind.ARRAY if isinstance(value, list):
+            inner = [(i, item, column.item) for i, item in enumerate(value)]
+        case Kind.MAP if isinstance(value, dict):
+            inner = [(name, item, column.item) for name, item in value.items()]
+        case _:
+            pass
+    for token, below, inner_column in inner:
+        if (found := _unstorable(below, inner_column, pointer.child(at, token))) is not None:
+            return found
+    return None
+
+
+def _is_number(value: Json) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _fits(value: float, column: Column) -> bool:
+    exact = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+    _, digits, exponent = exact.as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
+    whole = max(len(digits) + exponent, 0)
+    return -exponent <= column.scale and whole <= column.precision - column.scale
+
+
+def _plain(value: float) -> str:
+    return str(value) if abs(value) < 10**40 else f"{Decimal(value):.6e}"
