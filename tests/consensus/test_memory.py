@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from consensus.backend_conformance import BackendConformance
 from consensus.conformance import ConsensusConformance, Subject
 from consensus.direct import DirectConsensus
 from penstock.consensus.backend import Backend
@@ -43,4 +44,12 @@ class TestMemory(ConsensusConformance):
             return DirectConsensus(cast("Backend", _Door(backend)), options)
 
         yield Subject(store=DirectConsensus(backend, options), another=another, rounds=50)
+        await backend.close()
+
+
+class TestMemoryBackend(BackendConformance):
+    @pytest.fixture
+    async def backend(self) -> AsyncIterator[Backend]:
+        backend = MemoryBackend()
+        yield backend
         await backend.close()
