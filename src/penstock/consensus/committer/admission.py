@@ -9,6 +9,7 @@ Used on the event-loop thread only.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -56,6 +57,7 @@ class Admission:
         self._by_key: dict[str, int] = {}
         self._latency_s = 0.001
         self._closing = False
+        self._empty = asyncio.Event()
 
     def enter(self, client: str | None, size: int = 0, key: str | None = None) -> None:
         """Admit one operation with `size` bytes of payload; `key` is that of a compare-and-set.
@@ -84,6 +86,8 @@ class Admission:
 
     def leave(self, client: str | None, size: int = 0, key: str | None = None) -> None:
         self.inflight -= 1
+        if self._closing and not self.inflight:
+            self._empty.set()
         self.bytes_total -= size
         if client is not None:
             _decrement(self._by_client, client)
@@ -107,6 +111,12 @@ class Admission:
     def close(self) -> None:
         """Refuse everything from now on; what is under way finishes."""
         self._closing = True
+        if not self.inflight:
+            self._empty.set()
+
+    async def emptied(self) -> None:
+        """Wait, after `close`, until nothing is under way any more."""
+        await self._empty.wait()
 
     @property
     def retry_after_ms(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from penstock.consensus.backend import (
     PAGE_BYTES,
@@ -28,6 +28,24 @@ from penstock.servicekit.logs import fields
 log = logging.getLogger("penstock.consensus.committer")
 
 T = TypeVar("T")
+
+
+class ConnectionCounts(Protocol):
+    """What is told of a pool of database connections."""
+
+    @property
+    def open_connections(self) -> int: ...
+
+    @property
+    def idle_connections(self) -> int: ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """A backend that may have a pool of connections."""
+
+    @property
+    def pool(self) -> ConnectionCounts | None: ...
 
 
 class Backing:
@@ -99,6 +117,17 @@ class Backing:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    def connections(self) -> dict[str, int]:
+        """How many database connections there are, by state; empty where there is no pool."""
+        pool = self._inner.pool if isinstance(self._inner, Pooled) else None
+        if pool is None:
+            return {}
+        return {
+            "open": pool.open_connections,
+            "idle": pool.idle_connections,
+            "busy": pool.open_connections - pool.idle_connections,
+        }
 
     async def _timed(self, op: str, call: Awaitable[T]) -> T:
         started = time.perf_counter()

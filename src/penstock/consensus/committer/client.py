@@ -173,7 +173,10 @@ class RpcConsensus:
         outcomes: list[CasResult | ConsensusError | None] = [_refusal(k, new) for k, new in batch]
         good = [element for element, o in zip(batch, outcomes, strict=True) if o is None]
         request = pb.CasBatchRequest(items=wire.to_items(good))
-        answer = await self._write("CasMany", request, pb.CasManyResponse)
+        try:
+            answer = await self._write("CasMany", request, pb.CasManyResponse)
+        except ConsensusError as error:
+            return [error if o is None else o for o in outcomes]
         answered = iter([wire.from_outcome(o) for o in answer.ok.outcomes])
         return [next(answered) if o is None else o for o in outcomes]
 

@@ -139,13 +139,17 @@ class PersistCommitter:
         self._background(self._every(self._backend.traits.foreign_poll_s, self._poll), "poll")
         self._background(self._every(self.options.verify_s, self.verify), "verify")
 
+    def drain(self) -> None:
+        """Refuse what is new and end all streams; what is under way goes on."""
+        self.admission.close()
+        self._hub.close()
+
     async def close(self) -> None:
         """Refuse what is new, finish what is under way, release the backend."""
         if self._closed:
             return
         self._closed = True
-        self.admission.close()
-        self._hub.close()
+        self.drain()
         await self._group.close()
         await self._reads.close()
         for task in self._tasks:
@@ -320,10 +324,9 @@ class PersistCommitter:
     async def compare_and_set_many(
         self, batch: Batch, *, caller: Caller = IN_PROCESS
     ) -> list[Outcome]:
-        """One operation of independent elements."""
+        """One operation of independent elements; what stops them all is the outcome of each."""
+        check_many(batch)
         with self.metrics.operation("cas_many", caller.transport) as operation:
-            self.check()
-            check_many(batch)
             outcomes: list[Outcome | None] = []
             units: list[Unit] = []
             for key, new in batch:
@@ -335,7 +338,12 @@ class PersistCommitter:
                     units.append(((key, new),))
                     outcomes.append(None)
             size = sum(len(new.data) for ((_, new),) in units)
-            self._admit(caller, size)
+            try:
+                self.check()
+                self._admit(caller, size)
+            except ConsensusError as error:
+                operation.outcomes({result_of(error): 1})
+                return [error if o is None else o for o in outcomes]
             self.metrics.entry_bytes.labels("cas_many").observe(size)
             try:
                 committed = iter(await self._group.commit_each(units) if units else ())
@@ -400,6 +408,8 @@ class PersistCommitter:
         metrics.late_inserts_dropped.set(self._cache.late_inserts_dropped)
         metrics.queue_depth.set(self._group.queue_depth)
         metrics.subscribers.set(self.admission.subscribers)
+        for state, count in self._backend.connections().items():
+            metrics.pool.labels(state).set(count)
         for reason, count in self.admission.rejected.items():
             metrics.rejected.labels(reason).set(count)
 

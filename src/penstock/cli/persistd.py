@@ -1,0 +1,162 @@
+"""`penstock persistd`: the standalone committer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.frame import print_json, stdout
+from penstock.errors import UsageError
+from penstock.settings import Settings
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+
+
+def seconds(text: str, option: str) -> float:
+    """A duration with its unit: a bare number would be read as whatever one hopes for (B6)."""
+    return _quantity(text, option, _UNITS_S, "30s")
+
+
+def size(text: str, option: str) -> int:
+    """A number of bytes with its unit."""
+    return int(_quantity(text, option, dict(_UNITS_BYTES), "256MiB"))
+
+
+def _quantity(text: str, option: str, units: dict[str, float], example: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise UsageError(
+            f"{option} {text!r} is not a number with a unit",
+            fix=f"write for example {option} {example}; units are {', '.join(units)}",
+        )
+    return float(match[1]) * units[match[2]]
+
+
+def persistd(
+    settings: Settings,
+    listen: Annotated[
+        str, typer.Option("--listen", help="HOST:PORT for clients; port 0 takes a free one.")
+    ] = "127.0.0.1:6882",
+    admin_port: Annotated[
+        int,
+        typer.Option(
+            "--admin-port",
+            "--metrics-port",
+            min=0,
+            max=65_535,
+            help="Loopback port of /metrics, /healthz and /readyz; 0 takes a free one.",
+        ),
+    ] = 6883,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Connections to the database.")
+    ] = 8,
+    cache: Annotated[
+        bool | None,
+        typer.Option("--cache/--no-cache", help="Answer heads from memory (PostgreSQL: yes)."),
+    ] = None,
+    max_cached_shards: Annotated[int, typer.Option("--max-cached-shards", min=0)] = 10_000,
+    max_cached_bytes: Annotated[str, typer.Option("--max-cached-bytes")] = "256MiB",
+    coalesce_max_batch: Annotated[
+        int,
+        typer.Option(
+            "--coalesce-max-batch", min=0, help="Appends per transaction; 0: one at a time."
+        ),
+    ] = 128,
+    coalesce_concurrency: Annotated[
+        int | None,
+        typer.Option("--coalesce-concurrency", min=1, help="Transactions at once."),
+    ] = None,
+    max_entry_bytes: Annotated[str, typer.Option("--max-entry-bytes")] = "64MiB",
+    max_inflight: Annotated[
+        int, typer.Option("--max-inflight", min=4, help="Operations under way at once.")
+    ] = 1_024,
+    max_queue_per_key: Annotated[int, typer.Option("--max-queue-per-key", min=1)] = 64,
+    stats_heartbeat_interval: Annotated[
+        str, typer.Option("--stats-heartbeat-interval", help="Between stats lines; 0s: none.")
+    ] = "30s",
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="Lines of: NAME reader|writer|admin PREFIX|* SHA256."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option("--tls-client-ca", help="Demand client certificates of this CA.")
+    ] = None,
+    insecure_allow_plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-allow-plaintext",
+            help="Listen beyond loopback without TLS and tokens.",
+        ),
+    ] = False,
+    self_heal: Annotated[
+        bool,
+        typer.Option(
+            "--self-heal/--no-self-heal",
+            help="Create a vanished schema again, or exit with 3.",
+        ),
+    ] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="Open the database, say what was found, exit.")
+    ] = False,
+) -> None:
+    """Serve the consensus store to other processes, over one pool of database connections.
+
+    Waits for its database as long as it takes. Prints one line with its address on stdout once
+    clients can connect, and serves until SIGTERM.
+
+    Example: penstock persistd --consensus postgresql://app@db/penstock --listen 127.0.0.1:6882
+    """
+    from penstock.consensus.backend import PoolOptions
+    from penstock.consensus.coalesce import GroupCommitOptions
+    from penstock.consensus.committer import persistd as daemon
+    from penstock.consensus.committer.admission import Limits
+    from penstock.consensus.committer.committer import CommitterOptions
+
+    options = daemon.PersistdOptions(
+        consensus=settings.consensus,
+        listen=listen,
+        admin_port=admin_port,
+        committer=CommitterOptions(
+            cache=cache,
+            cached_shards_max=max_cached_shards,
+            cached_bytes_max=size(max_cached_bytes, "--max-cached-bytes"),
+            entry_bytes_max=size(max_entry_bytes, "--max-entry-bytes"),
+            group=GroupCommitOptions(
+                elements_max=coalesce_max_batch, concurrency=coalesce_concurrency
+            ),
+            limits=Limits(inflight_max=max_inflight, queue_per_key_max=max_queue_per_key),
+        ),
+        pool=PoolOptions(connections_max=max_connections),
+        stats_interval_s=seconds(stats_heartbeat_interval, "--stats-heartbeat-interval"),
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        allow_plaintext=insecure_allow_plaintext,
+        self_heal=self_heal,
+    )
+
+    def announce(bound: daemon.Bound) -> None:
+        if settings.json:
+            print_json({"listening": bound.address, "admin": bound.admin})
+        else:
+            stdout.print(f"persistd listening on {bound.address} admin {bound.admin}", markup=False)
+        stdout.file.flush()
+
+    if check:
+        import asyncio
+
+        url, incarnation = asyncio.run(daemon.check(options))
+        if settings.json:
+            print_json({"consensus": url, "incarnation": incarnation.hex()})
+        else:
+            stdout.print(f"{url} is ready, store {incarnation.hex()}", markup=False)
+        return
+    daemon.run(options, announce)

@@ -1,0 +1,351 @@
+"""The standalone committer: one process in front of the consensus database.
+
+Its life: say what it was asked to do, wait for the database for as long as it takes, then listen,
+serve, and on SIGTERM finish what is under way. It never exits because a database is late: that
+races its supervisor (B19). Ends that are meant have their own exit code and no stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from grpc import aio
+
+from penstock import __version__
+from penstock.consensus.backend import Backend, PoolOptions
+from penstock.consensus.committer.address import (
+    DEFAULT_ADMIN_PORT,
+    DEFAULT_PORT,
+    is_loopback,
+    join,
+    listening,
+    parse_listen,
+)
+from penstock.consensus.committer.auth import TokenFile
+from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.guard import Healer, Recover, SchemaGuard
+from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
+from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
+from penstock.consensus.open import Scheme, open_backend, scheme_of
+from penstock.consensus.store import ConsensusError, cause_chain, mask_url
+from penstock.errors import PenstockError, Unavailable, UsageError
+from penstock.servicekit.admin import application, serving
+from penstock.servicekit.logs import fields
+from penstock.servicekit.readiness import Readiness
+
+log = logging.getLogger("penstock.consensus.persistd")
+
+_WAIT_CLAMP_S = 2.0
+_DRAIN_S = 10.0
+_STOP_S = 1.0
+
+
+T = TypeVar("T")
+
+
+class _Stopped(Exception):
+    """Told to stop while still waiting for the backend."""
+
+
+class StoreLost(PenstockError):
+    """The schema is gone, and this daemon was told not to create it again."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistdOptions:
+    """What `penstock persistd` was asked to do."""
+
+    consensus: str
+    listen: str = f"127.0.0.1:{DEFAULT_PORT}"
+    admin_port: int = DEFAULT_ADMIN_PORT
+    committer: CommitterOptions = field(default_factory=CommitterOptions)
+    pool: PoolOptions = field(default_factory=PoolOptions)
+    stats_interval_s: float = 30.0
+    """Between two stats lines; 0: none."""
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    allow_plaintext: bool = False
+    self_heal: bool = True
+
+    def __post_init__(self) -> None:
+        host, _ = parse_listen(self.listen)
+        if scheme_of(self.consensus) is Scheme.GRPC:
+            raise UsageError(
+                "a committer needs a database, not another committer",
+                where=mask_url(self.consensus),
+                fix=f"write {Scheme.POSTGRESQL.example} or {Scheme.SQLITE.example}",
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("--tls-cert and --tls-key belong together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise UsageError("--tls-client-ca needs --tls-cert and --tls-key")
+        if self.exposed and not self.allow_plaintext and not is_loopback(host):
+            raise UsageError(
+                f"refusing to listen on {self.listen} without both TLS and tokens",
+                why="whoever reaches the port could read and write everything",
+                fix="add --token-file, --tls-cert and --tls-key, listen on 127.0.0.1, or say "
+                "--insecure-allow-plaintext",
+            )
+
+    @property
+    def exposed(self) -> bool:
+        """Whether the port is not protected by both TLS and tokens."""
+        return self.token_file is None or self.tls_cert is None
+
+    @property
+    def host(self) -> str:
+        return parse_listen(self.listen)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where the daemon can be reached."""
+
+    address: str
+    admin: str
+
+
+class Persistd:
+    """The daemon. `run` returns when it was told to stop; `stop` may be called from a signal."""
+
+    def __init__(self, options: PersistdOptions) -> None:
+        self._options = options
+        self._stopping = asyncio.Event()
+        self._lost: StoreLost | None = None
+        self._committer: PersistCommitter | None = None
+        self._metrics = CommitterMetrics()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, announce: Callable[[Bound], None]) -> None:
+        """Serve until stopped; `announce` is called once clients can connect.
+
+        Raises `UserError` for what waiting does not cure, `StoreLost` if the schema vanished.
+        """
+        options = self._options
+        log.info(
+            "persistd starting",
+            extra=fields(
+                listen=options.listen, consensus=mask_url(options.consensus), version=__version__
+            ),
+        )
+        tokens = None if options.token_file is None else _open_tokens(options.token_file)
+        credentials = _credentials(options)
+        async with self._admin() as admin:
+            try:
+                backend = await self._patiently(self._open_backend)
+            except _Stopped:
+                return
+            guard = SchemaGuard(backend, self._recovery())
+            committer = PersistCommitter(
+                guard, replace(options.committer, adopts_reset=True), metrics=self._metrics
+            )
+            try:
+                await self._patiently(committer.open)
+                self._committer = committer
+                log.info("consensus backend ready", extra=fields(url=guard.url))
+                await self._serve(committer, tokens, credentials, admin, announce)
+            except _Stopped:
+                return
+            finally:
+                await committer.close()
+        if self._lost is not None:
+            raise self._lost
+
+    async def _serve(
+        self,
+        committer: PersistCommitter,
+        tokens: TokenFile | None,
+        credentials: grpc.ServerCredentials | None,
+        admin: str,
+        announce: Callable[[Bound], None],
+    ) -> None:
+        options = self._options
+        server = aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(options.listen)
+            else:
+                port = server.add_secure_port(options.listen, credentials)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"cannot listen on {options.listen}", why=str(error), fix="choose a free port"
+            ) from error
+        await server.start()
+        address = join(options.host, port)
+        with listening(options.host, port):
+            log.info("persistd listening", extra=fields(address=address, admin=admin))
+            announce(Bound(address=address, admin=admin))
+            stats = asyncio.create_task(self._report(), name="stats")
+            await self._stopping.wait()
+            stats.cancel()
+            log.info("persistd stopping", extra=fields(inflight=committer.admission.inflight))
+            await self._drain(committer)
+            await server.stop(_STOP_S)
+        log.info("persistd stopped")
+
+    async def _drain(self, committer: PersistCommitter) -> None:
+        """Refuse what is new, determinately; let what is under way finish and be answered."""
+        committer.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await committer.admission.emptied()
+        await asyncio.sleep(0.05)  # the last answers are still being written
+
+    # ------------------------------------------------------------------------------- backend
+
+    async def _open_backend(self) -> Backend:
+        return await open_backend(self._options.consensus, self._options.pool)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, tried until it succeeds; `_Stopped` if told to stop before."""
+        backoff = Backoff(clamp_s=_WAIT_CLAMP_S)
+        while not self._stopping.is_set():
+            try:
+                return await attempt()
+            except (Unavailable, ConsensusError) as error:
+                log.warning(
+                    "waiting for consensus backend",
+                    extra=fields(
+                        url=mask_url(self._options.consensus),
+                        attempt=backoff.attempts + 1,
+                        error=cause_chain(error),
+                    ),
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next_s()):
+                    await self._stopping.wait()
+        raise _Stopped
+
+    def _recovery(self) -> Recover:
+        if self._options.self_heal:
+            return Healer(self._open_backend, self._healed)
+        return self._give_up
+
+    def _healed(self, incarnation: bytes) -> None:
+        self._metrics.heals.add()
+        if self._committer is not None:
+            self._committer.reset(incarnation)
+
+    async def _give_up(self, _: Backend, error: ConsensusError) -> Backend:
+        self._lost = StoreLost(
+            "the consensus schema is missing",
+            where=mask_url(self._options.consensus),
+            why=error.message,
+            fix="restore the database, or start with --self-heal to begin with an empty store",
+        )
+        self.stop()
+        raise error
+
+    # ---------------------------------------------------------------------------- reporting
+
+    @contextlib.asynccontextmanager
+    async def _admin(self) -> AsyncIterator[str]:
+        def readiness() -> Readiness:
+            if self._committer is None:
+                return Readiness(False, "waiting for the consensus backend")
+            return self._committer.readiness()
+
+        app = application(self._metrics.registry, readiness)
+        try:
+            async with serving(app, self._options.admin_port) as port:
+                yield f"http://127.0.0.1:{port}"
+        except OSError as error:
+            raise Unavailable(
+                f"cannot serve the admin page on port {self._options.admin_port}",
+                why=error.strerror or str(error),
+                fix="choose another with --admin-port, or 0 for any",
+            ) from error
+
+    async def _report(self) -> None:
+        line = StatsLine(self._metrics)
+        while self._options.stats_interval_s > 0:
+            await asyncio.sleep(self._options.stats_interval_s)
+            if self._committer is not None:
+                self._committer.update_gauges()
+            log.info("stats", extra=fields(**line.fields()))
+            if self._options.exposed and not is_loopback(self._options.host):
+                log.warning("listening without TLS and tokens, as told")
+
+
+def run(options: PersistdOptions, announce: Callable[[Bound], None]) -> None:
+    """Run the daemon until SIGTERM or SIGINT."""
+
+    async def main() -> None:
+        daemon = Persistd(options)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, daemon.stop)
+        await daemon.run(announce)
+
+    asyncio.run(main())
+
+
+async def check(options: PersistdOptions) -> tuple[str, bytes]:
+    """Open the backend once: its masked URL and its incarnation, or why it cannot be used."""
+    backend = await open_backend(options.consensus, options.pool)
+    try:
+        return backend.url, await backend.incarnation()
+    finally:
+        await backend.close()
+
+
+def _open_tokens(path: Path) -> TokenFile:
+    try:
+        return TokenFile(path)
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
+
+
+def _credentials(options: PersistdOptions) -> grpc.ServerCredentials | None:
+    """TLS, with certificates that are read again when their files change."""
+    cert, key, ca = options.tls_cert, options.tls_key, options.tls_client_ca
+    if cert is None or key is None:
+        return None
+    files = [path for path in (cert, key, ca) if path is not None]
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(key.read_bytes(), cert.read_bytes())],
+            root_certificates=None if ca is None else ca.read_bytes(),
+        )
+
+    def stamps() -> list[int]:
+        return [path.stat().st_mtime_ns for path in files]
+
+    try:
+        seen = stamps()
+        current = configuration()
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}", why=error.strerror) from error
+
+    def newest() -> grpc.ServerCertificateConfiguration:
+        """Asked before each handshake, on a thread of gRPC's."""
+        nonlocal seen, current
+        try:
+            now = stamps()
+            if now != seen:
+                seen, current = now, configuration()
+                log.info("certificates reloaded")
+        except OSError as error:
+            log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
+        return current
+
+    return grpc.dynamic_ssl_server_credentials(
+        current, newest, require_client_authentication=ca is not None
+    )
