@@ -126,7 +126,7 @@ def test_every_listed_workload_can_be_imported(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("modle", 'did you mean "model"?'), ("xyz", "known: model")],
+    [("modl", 'did you mean "model"?'), ("xyz", "known: model")],
 )
 def test_an_unknown_workload_is_a_usage_error(name: str, fix: str) -> None:
     with pytest.raises(UsageError, match=f'no benchmark is called "{name}"') as refused:
