@@ -112,7 +112,7 @@ def _spark(settings: Settings) -> str:
 def _data_directory(settings: Settings) -> str:
     """Writable, without creating it: the doctor changes nothing."""
     directory = settings.data.resolve()
-    existing = next(p for p in (directory, *directory.parents) if p.exists())
+    existing = _existing(directory)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise Unavailable(
             f"{existing} is not a writable directory",
@@ -121,11 +121,15 @@ def _data_directory(settings: Settings) -> str:
     return f"{directory} {'is writable' if existing == directory else 'can be created'}"
 
 
+def _existing(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that is there."""
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
 def _disk(settings: Settings) -> str:
-    places = {settings.data.resolve(), Path(tempfile.gettempdir())}
+    places = {_existing(p) for p in (settings.data.resolve(), Path(tempfile.gettempdir()))}
     reports = []
-    for place in sorted(places):
-        existing = next(p for p in (place, *place.parents) if p.exists())
+    for existing in sorted(places):
         free = shutil.disk_usage(existing).free
         if free < _DISK_FREE_BYTES_MIN:
             raise Unavailable(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import doctor, list_failpoints
+from penstock.cli import bench, check, doctor, init, list_failpoints, persistd
 from penstock.cli.frame import register, stdout
 
 app = typer.Typer(
@@ -39,7 +39,11 @@ def _penstock(
     """Exactly-once data pipelines on Apache Spark, declared in YAML."""
 
 
+register(app, init.init)
+register(app, check.check)
+register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
+register(app, bench.bench)
 register(app, doctor.doctor)
 
 
