@@ -32,6 +32,10 @@ RETRY_S = 1.0
 """Between attempts to open a store that is not there yet."""
 
 
+PROBE_S = 2.0
+"""Somebody looks at a terminal: a committer that runs answers in milliseconds."""
+
+
 class Scheme(enum.Enum):
     """What kind of store a URL names."""
 
@@ -184,7 +188,9 @@ def probe(url: str) -> str:
 
 
 async def _probe_committer(url: str) -> str:
-    store = await open_consensus(url)
+    from penstock.consensus.committer.client import RpcOptions
+
+    store = await open_consensus(url, ConsensusOptions(rpc=RpcOptions(read_s=PROBE_S)))
     try:
         incarnation = await store.incarnation()
     except ConsensusError as error:
