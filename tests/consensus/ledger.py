@@ -6,6 +6,7 @@ Whatever is lost, doubled or reordered shows in such a state.
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import msgspec
 
@@ -17,8 +18,8 @@ Ledger = tuple[str, ...]
 @dataclasses.dataclass(frozen=True)
 class LedgerMachine:
     format: int = 1
-    padding_bytes: int = 0
-    """Makes states larger than their diffs."""
+    noise_bytes: int = 0
+    """Makes states larger than their diffs, and keeps compression from helping."""
 
     def initial(self) -> Ledger:
         return ()
@@ -34,7 +35,7 @@ class LedgerMachine:
         return data.decode()
 
     def encode_state(self, state: Ledger) -> bytes:
-        return msgspec.msgpack.encode((state, bytes(self.padding_bytes)))
+        return msgspec.msgpack.encode((state, random.Random(0).randbytes(self.noise_bytes)))
 
     def decode_state(self, data: bytes, format: int) -> Ledger:  # noqa: A002
         assert format <= self.format
@@ -49,3 +50,26 @@ def author(name: str, writer_seq: int, token: str | None = None) -> Author:
         epoch=0,
         wall_ms=0,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CounterMachine:
+    """For long logs: the state stays small."""
+
+    format: int = 1
+
+    def initial(self) -> int:
+        return 0
+
+    def apply(self, state: int, diff: int) -> int:
+        return state + diff
+
+    def encode_diff(self, diff: int) -> bytes:
+        return b"%d" % diff
+
+    def decode_diff(self, data: bytes, format: int) -> int:  # noqa: A002
+        assert format == 1
+        return int(data)
+
+    encode_state = encode_diff
+    decode_state = decode_diff

@@ -58,7 +58,7 @@ def test_a_replica_is_the_same_whatever_it_started_from(count: int, data: st.Dat
 
 @given(st.integers(1, 200), st.integers(0, 3000))
 def test_opening_reads_a_bounded_part_and_what_is_kept_is_bounded(count: int, pad: int) -> None:
-    machine = LedgerMachine(padding_bytes=pad)
+    machine = LedgerMachine(noise_bytes=pad)
     log, history, truncations = log_of(count, machine=machine)
     for newest, replica in zip(log, history, strict=True):
         assert newest.seqno - start_of("k", newest) < OFTEN.diffs_max + OFTEN.diffs_min

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _LOSSES_BEFORE_WAITING = 3
+_CONTENTION_S_MAX = 0.25  # others make progress, so it is worth looking again soon
 
 _AFTER_SEND = failpoints.declare(
     "statelog.after-send", "a state-log entry is committed, its writer does not know it yet"
@@ -345,7 +347,7 @@ async def _land(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any, A
     """Decide and offer until it has landed, or there is nothing to do on a current state."""
     token = _random_id()
     current = False
-    losses, backoff = 0, Backoff()
+    losses, backoff = 0, Backoff(clamp_s=_CONTENTION_S_MAX)
     while True:
         for proposal in proposals:
             proposal.log.check_standing()
@@ -366,7 +368,9 @@ async def _land(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any, A
         current = True  # losing a slot includes catching up
         losses += 1
         if losses >= _LOSSES_BEFORE_WAITING:
-            await backoff.wait()
+            await asyncio.sleep(random.random() * backoff.next_s())  # noqa: S311 - spreads writers
+            for proposal in proposals:
+                await proposal.log.catch_up()
 
 
 def _compose(
@@ -409,6 +413,8 @@ async def _offer(offers: _Offers) -> bool:
             return True
         for log, _ in offers:
             await log.catch_up()
+            if log.replica.newer is not None:
+                raise log.replica.newer
         match judge_all([judge(log.replica, a.author, a.new.seqno) for log, a in offers]):
             case Verdict.LANDED:
                 for log, attempt in offers:
