@@ -22,7 +22,14 @@ from penstock.consensus.backend import (
     Unit,
 )
 from penstock.consensus.committer.metrics import CommitterMetrics
-from penstock.consensus.store import ConsensusError, Indeterminate, VersionedData, cause_chain
+from penstock.consensus.store import (
+    ConsensusError,
+    Determinate,
+    ErrorKind,
+    Indeterminate,
+    VersionedData,
+    cause_chain,
+)
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
@@ -97,7 +104,14 @@ class Backing:
     async def commit(self, units: Sequence[Unit]) -> Commit:
         heard = self._overhear(units)
         started = time.perf_counter()
-        commit = await self._timed("cas", self._inner.commit(units))
+        try:
+            commit = await self._timed("cas", self._inner.commit(units))
+        except Determinate:
+            raise
+        except Exception:  # a backend that breaks its promise: nothing is known
+            unknown = Indeterminate(ErrorKind.INTERNAL, "the backend failed during a commit")
+            heard(Commit(revision=None, outcomes=(unknown,) * len(units)))
+            raise
         took = time.perf_counter() - started
         self._metrics.batch_size.observe(len(units))
         self._metrics.batch_seconds.observe(took)
