@@ -150,18 +150,23 @@ class ReductionError(UserError):
         )
 
 
-def reduce_full(documents: Iterable[Json], lookup: Lookup, key: State = ABSENT) -> State:
+def reduce_full(
+    documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = ""
+) -> State:
     """The state after all documents of one key, in read order; ABSENT if they end in a deletion.
 
-    A loaded document is simply the first of them.
+    A loaded document is simply the first of them. `at` is where they are, if they are not whole
+    documents but values at some location; the pointers of `lookup` then begin there.
     """
     state: State = ABSENT
     for document in documents:
-        state = _Step(active=lookup(document), full=True, key=key).reduce(state, document, "")
-    return ABSENT if state is ABSENT else _settled(state, "", key)
+        state = _Step(active=lookup(document), full=True, key=key).reduce(state, document, at)
+    return ABSENT if state is ABSENT else _settled(state, at, key)
 
 
-def combine(documents: Iterable[Json], lookup: Lookup, key: State = ABSENT) -> list[Json]:
+def combine(
+    documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = ""
+) -> list[Json]:
     """The fewest documents that reduce, after any prior state, to what `documents` would.
 
     Usually one. A document that deletes ends a run: what follows it starts afresh, which only a
@@ -173,12 +178,12 @@ def combine(documents: Iterable[Json], lookup: Lookup, key: State = ABSENT) -> l
         active = lookup(document)
         alone = any(not rule.associative for rule in active.values())
         before = runs.pop() if joinable and not alone else ABSENT
-        state = _Step(active=active, full=False, key=key).reduce(before, document, "")
+        state = _Step(active=active, full=False, key=key).reduce(before, document, at)
         if state is ABSENT:
             raise Bug("a partial reduction keeps what it deletes")
         runs.append(state)
         joinable = not alone and not any(rule.delete for rule in active.values())
-    return [_settled(run, "", key) for run in runs]
+    return [_settled(run, at, key) for run in runs]
 
 
 class _Total(int):

@@ -1,0 +1,263 @@
+"""Reductions as Spark aggregates: what `native.plan` chose, over typed columns.
+
+`reduce_dataframe` turns documents into one document per key. Rows may come in any order and any
+partitioning: every aggregate is ordered by `ord` itself, or does not care. Nothing is collected to
+the driver, and no document passes through Python, except where the plan says *PY fold*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from penstock.model import columns, pointer
+from penstock.model.json_order import ABSENT
+from penstock.model.reduce import ReductionError, Strategy
+from penstock.model.shape import locate
+from penstock.native.aggregates import Aggregates, column, hidden
+from penstock.native.condition import holds
+from penstock.native.elements import group_with_elements
+from penstock.native.fold import fold_documents
+from penstock.native.plan import Barrier, Extreme, Members, ReductionPlan, Value, walk
+from penstock.native.types import spark_schema
+
+DELETED = "_delete"
+"""Of a full reduction: whether the documents of the key end in a deletion."""
+RUN = "_run"
+"""Of a partial reduction: the position of a document among those its key was combined to."""
+
+_FIXED_WIDTH = (t.BooleanType, t.IntegerType, t.LongType, t.DoubleType, t.DecimalType)
+
+
+def reduce_dataframe(
+    plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
+) -> DataFrame:
+    """Reduce the documents of each key, in ascending `order`, to one; or, partially, to few.
+
+    `df` holds the columns of documents, as `native.types` lays them out; its other columns are
+    dropped. A hidden member of the document (`_n`, `_x`) may be left out of `df` where it is NULL
+    in every row: then it costs nothing. `order` must be total within a key; a single column of
+    fixed width lets Spark hash where several make it sort.
+
+    The result has the columns of documents, then `flag_column`: of a full reduction, whether the
+    document is deleted (its columns are then those of the deletion); of a partial one, the
+    position among the documents of the key.
+    """
+    layout = spark_schema(plan.columns)
+    names = [field.name for field in layout.fields if field.name in df.columns]
+    scratch = _Scratch(plan)
+    rows = df.select(
+        *map(column, names),
+        *(key.alias(name) for key, name in zip(key_columns(plan), scratch.keys, strict=True)),
+        (order[0] if len(order) == 1 else f.struct(*order)).alias(scratch.order),
+    )
+    flag = flag_column(plan, full=full)
+    if plan.fold is not None or (plan.fold_partial is not None and not full):
+        missing = [field for field in layout.fields if field.name not in names]
+        rows = rows.withColumns({m.name: f.lit(None).cast(m.dataType) for m in missing})
+        return fold_documents(
+            plan, rows, keys=scratch.keys, order=scratch.order, flag=flag, full=full
+        )
+    reduced = _reduce_natively(plan, rows, scratch, set(names), full=full)
+    kept = [field for field in layout.fields if field.name in names]
+    kept.append(t.StructField(flag, t.BooleanType() if full else t.IntegerType()))
+    # Expressions forget the metadata of nested fields; the layout gives it back.
+    return reduced.to(t.StructType(kept))
+
+
+def flag_column(plan: ReductionPlan, *, full: bool) -> str:
+    """The name of the last column of a result; it yields to members by growing underscores."""
+    name = DELETED if full else RUN
+    while name in _taken(plan):
+        name = f"_{name}"
+    return name
+
+
+def key_columns(plan: ReductionPlan) -> list[Column]:
+    """The key of each row; an absent location counts as its default."""
+    found = []
+    for part in plan.key:
+        value = _value_at(pointer.parse(part))
+        default = locate(plan.schema.shape, part)[0].default
+        found.append(value if default in (ABSENT, None) else f.coalesce(value, f.lit(default)))
+    return found
+
+
+@contextlib.contextmanager
+def reduction_errors() -> Iterator[None]:
+    """Around the action that runs a reduction: raises its `ReductionError`, not Spark's account."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as e:
+        found = re.search(r"while reducing [^\n]*", str(e))
+        if found is None:
+            raise
+        raise ReductionError(
+            found.group(),
+            fix="correct the document at its source, or the reduce annotation in the schema",
+        ) from None
+
+
+def _taken(plan: ReductionPlan) -> set[str]:
+    return {field.name for field in spark_schema(plan.columns).fields}
+
+
+class _Scratch:
+    """Names of columns beside those of documents: none of them is a document's."""
+
+    def __init__(self, plan: ReductionPlan) -> None:
+        prefix = "$"
+        while any(name.startswith(prefix) for name in _taken(plan)):
+            prefix += "$"
+        self.prefix = prefix
+        self.order = f"{prefix}ord"
+        self.deletes = f"{prefix}deletes"
+        self.keys = [f"{prefix}k{i}" for i in range(len(plan.key))]
+
+
+def _reduce_natively(
+    plan: ReductionPlan, rows: DataFrame, scratch: _Scratch, names: set[str], *, full: bool
+) -> DataFrame:
+    root = plan.root
+    if plan.barrier is not None:
+        rows = _from_barrier(rows, plan.barrier, scratch)
+    if isinstance(root, Extreme):
+        rows = rows.where(_is_extreme(root, scratch))
+        root = root.body
+    masks: dict[str, Column] = {}
+    for at, node in enumerate(node for node in walk(root) if isinstance(node, Extreme)):
+        # A window cannot stand inside an aggregate: its outcome is a column first.
+        name = f"{scratch.prefix}extreme{at}"
+        masks[node.at] = f.col(name)
+        rows = rows.withColumn(name, _is_extreme(node, scratch))
+    key_text = _key_text(rows, scratch.keys)
+    within = f"{scratch.prefix}m" if plan.has_elements else None
+    aggregates = Aggregates(
+        prefix=f"{scratch.prefix}a",
+        order=f.col(scratch.order),
+        hashes=_hashes(root, names, rows.schema[scratch.order].dataType),
+        full=full,
+        key_text=key_text,
+        within=within,
+        masks=masks,
+        known=_known(plan, scratch.keys),
+    )
+    if root is None:
+        fields = [aggregates.take(column(name), "last").alias(name) for name in sorted(names)]
+    else:
+        fields = aggregates.members(root, column, None, hidden(root) & names)
+    deleted = f.lit(False)
+    if plan.barrier is not None:
+        deleted = aggregates.add(f.max(scratch.deletes))
+    if within is not None:
+
+        def over_elements(prefix: str, order: Column) -> Aggregates:
+            return Aggregates(
+                prefix=prefix, order=order, hashes=False, full=full, key_text=key_text
+            )
+
+        grouped = group_with_elements(
+            rows,
+            aggregates,
+            over_elements,
+            keys=scratch.keys,
+            order=scratch.order,
+            within=within,
+            full=full,
+        )
+    else:
+        grouped = rows.groupBy(*scratch.keys).agg(*aggregates.all)
+    for name, folded in aggregates.folds:
+        grouped = grouped.withColumn(name, folded)
+    flag = deleted if full else f.lit(0)
+    return grouped.select(*fields, flag.alias(flag_column(plan, full=full)))
+
+
+def _from_barrier(rows: DataFrame, barrier: Barrier, scratch: _Scratch) -> DataFrame:
+    """Drop what is before the last document that starts over, and that one too if it deletes.
+
+    A deletion that nothing follows stays, alone, so that its key is not forgotten.
+    """
+    order = f.col(scratch.order)
+    rows = rows.withColumn(scratch.deletes, holds(barrier.deletes))
+    starts = f.col(scratch.deletes) | holds(barrier.replaces)
+    window = Window.partitionBy(*scratch.keys)
+    start, end = f"{scratch.prefix}start", f"{scratch.prefix}end"
+    rows = rows.withColumns(
+        {start: f.max(f.when(starts, order)).over(window), end: f.max(order).over(window)}
+    )
+    after = f.col(start).isNull() | (order > f.col(start))
+    first = (order == f.col(start)) & (~f.col(scratch.deletes) | (f.col(end) == f.col(start)))
+    return rows.where(after | first)
+
+
+def _is_extreme(node: Extreme, scratch: _Scratch) -> Column:
+    """Whether a row has the least or greatest key at a location; not NULL where it has one.
+
+    Spark orders NULL below all values, as absent and null are here.
+    """
+    parts = [_value_at(pointer.parse(node.at) + path) for path in node.key]
+    key: Column = f.struct(*(part.alias(f"{i}") for i, part in enumerate(parts)))
+    if node.at:
+        key = f.when(_value_at(pointer.parse(node.at)).isNotNull(), key)
+    best = f.max if node.greatest else f.min
+    return key == best(key).over(Window.partitionBy(*scratch.keys))
+
+
+def _value_at(path: Sequence[str]) -> Column:
+    value = column(path[0])
+    for name in path[1:]:
+        value = value.getField(name)
+    return value
+
+
+def _known(plan: ReductionPlan, keys: Sequence[str]) -> Mapping[str, Column]:
+    """Locations that need no aggregate: parts of the key, which are equal in all of its rows."""
+    nodes = {node.at: node for node in walk(plan.root)}
+    known: dict[str, Column] = {}
+    for part, name in zip(plan.key, keys, strict=True):
+        shape, exists = locate(plan.schema.shape, part)
+        node = nodes.get(part)
+        winner = isinstance(node, Value) and node.strategy is not Strategy.SUM
+        if winner and exists and shape.default is ABSENT and not shape.nullable:
+            known[part] = f.col(name)
+    return known
+
+
+def _hashes(root: Members | None, names: set[str], order: t.DataType) -> bool:
+    """Whether every aggregate has a buffer of fixed width: then Spark hashes, else it sorts."""
+    if root is None or not isinstance(order, _FIXED_WIDTH) or root.column.extra in names:
+        return False
+    return all(
+        isinstance(node, Value)
+        and (node.column is None or node.column.kind in _FIXED_KINDS)
+        and not node.ordered
+        for node in walk(root)
+    )
+
+
+_FIXED_KINDS = (
+    columns.Kind.BOOLEAN,
+    columns.Kind.LONG,
+    columns.Kind.DECIMAL,
+    columns.Kind.DOUBLE,
+)
+
+
+def _key_text(rows: DataFrame, keys: Sequence[str]) -> Column:
+    """The key as a JSON array."""
+    parts = []
+    for name in keys:
+        value = f.col(name)
+        if isinstance(rows.schema[name].dataType, t.StringType):
+            array = f.to_json(f.array(value))
+            value = f.substring(array, f.lit(2), f.length(array) - 2)
+        parts.append(f.coalesce(value.cast("string"), f.lit("null")))
+    return f.concat(f.lit("["), f.concat_ws(",", *parts), f.lit("]"))
