@@ -23,7 +23,7 @@ DOCUMENT_FIELD = "flow_document"
 PUBLISHED_FIELD = "flow_published_at"
 UUID_LOCATION = "/_meta/uuid"
 
-_SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE")
+_SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE", "E-SPARK-TYPE")
 _OF_A_WHOLE = ("E-ROOT", "E-REDUCE-PARENT")
 """Problems that may only follow from a reference that leads nowhere."""
 

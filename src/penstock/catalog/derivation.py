@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -207,15 +208,18 @@ def _check_module(code: Code | None, scope: Scope) -> None:
     if code is None:
         return
     try:
-        ast.parse(code.text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about style; not ours to judge
+            ast.parse(code.text)
     except SyntaxError as e:
         line = e.lineno or 1
         start = sum(len(text) + 1 for text in code.text.split("\n")[: line - 1])
         offset = start + max((e.offset or 1) - 1, 0)
         mistake = Mistake(code="E-LAMBDA", offset=offset, message=f"line {line}: {e.msg}")
         _report(code, mistake, scope)
-    except ValueError as e:
-        _report(code, Mistake(code="E-LAMBDA", offset=0, message=str(e)), scope)
+    except (ValueError, RecursionError, MemoryError) as e:
+        message = str(e) or "too deeply nested"
+        _report(code, Mistake(code="E-LAMBDA", offset=0, message=message), scope)
 
 
 def _report(code: Code, mistake: Mistake | None, scope: Scope) -> None:

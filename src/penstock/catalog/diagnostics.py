@@ -2,7 +2,7 @@
 
 Checking never stops at the first mistake: every phase reports here and goes on with what it could
 make sense of, so one run shows everything (Y-6). A code that begins with `E-` is an error, one
-with `W-` a warning; codes are listed in the reference and stay stable, messages may improve.
+with `W-` a warning. Codes are stable, since people filter by them; messages may improve.
 """
 
 from __future__ import annotations

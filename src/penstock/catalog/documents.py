@@ -6,15 +6,17 @@ is that of one line, however long the file.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import UserError
+from penstock.model.columns import columns, unstorable
 from penstock.model.explain import Violation
 from penstock.model.json_order import Json
-from penstock.model.schema import CompiledSchema, read_document
+from penstock.model.schema import CompiledSchema, read_documents
 
 LINE_BYTES_MAX = 16 << 20
 
@@ -52,24 +54,24 @@ def read_file(path: Path, schema: CompiledSchema) -> Iterator[Accepted | Refused
 def read_lines(stream: BinaryIO, name: str, schema: CompiledSchema) -> Iterator[Accepted | Refused]:
     """The documents of a stream of JSON lines. Blank lines are skipped, and counted."""
     number = 0
+    layout = columns(schema.shape)
     while data := stream.readline(LINE_BYTES_MAX + 1):
         number += 1
         if len(data) > LINE_BYTES_MAX:
             _skip_line(stream, data)
             yield _refused(name, number, f"is longer than {LINE_BYTES_MAX} bytes")
             continue
-        try:
-            text = data.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as e:
-            yield _refused(name, number, f"is not UTF-8 at byte {e.start} of the line")
+        text = data.removeprefix(codecs.BOM_UTF8) if number == 1 else data
+        if not text.strip():
             continue
-        if not text:
-            continue
-        verdict = read_document(schema, text)
-        if verdict.violations:
-            yield Refused(file=name, line=number, violations=verdict.violations)
+        ((document, violations),) = read_documents(schema, (text,))
+        if not violations and (found := unstorable(document, layout)):
+            at, why = found
+            violations = (Violation(pointer=at, schema_pointer="", message=why),)
+        if violations:
+            yield Refused(file=name, line=number, violations=violations)
         else:
-            yield Accepted(line=number, document=verdict.document)
+            yield Accepted(line=number, document=document)
 
 
 def _skip_line(stream: BinaryIO, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_selector, build_source
+from penstock.model.columns import columns, unstorable
 from penstock.model.spec import CatalogTest, Frozen, Selector, Step
 
 
@@ -45,13 +46,25 @@ def _step(number: int, node: Node, scope: Scope) -> Step | None:
 
 
 def _check_documents(number: int, documents: Node, known: Known, scope: Scope) -> None:
+    layout = columns(known.writes.shape)
     for i, document in enumerate(documents.items):
         if not document.members:
             continue  # not a document at all, which the grammar says
-        for violation in known.writes.violations(document.plain()):
+        value = document.plain()
+        what = f"document {i} of step {number}"
+        violations = known.writes.violations(value)
+        for violation in violations:
             scope.sources.error(
                 document.closest(violation.pointer),
                 "E-DOC",
-                f"document {i} of step {number}: {violation}",
+                f"{what}: {violation}",
                 hint=f"it does not fit the schema of {known.spec.name}",
+            )
+        if not violations and (too_large := unstorable(value, layout)):
+            at, why = too_large
+            scope.sources.error(
+                document.closest(at),
+                "E-INT-RANGE",
+                f"{what}: {at}: {why}",
+                hint="declare minimum and maximum, or a string with format: integer",
             )

@@ -19,8 +19,8 @@ from penstock.catalog.kinds import (
     MapOf,
     Null,
     Record,
-    Refused,
     Text,
+    Unsupported,
     Whole,
 )
 from penstock.catalog.rewrites import derive_instead, python_instead
@@ -162,7 +162,7 @@ PYTHON = Record(
         "spec": Key("What the module says of itself.", _SPECIFICATION),
     },
 )
-_ENDPOINTS: dict[str, Key | Refused] = {
+_ENDPOINTS: dict[str, Key | Unsupported] = {
     "connector": Key("A connector by image.", CONNECTOR),
     "local": Key("A program on this machine.", LOCAL),
     "python": Key("A Python module beside the catalog.", PYTHON),
@@ -206,7 +206,9 @@ USING = Record(
         "python": Key("A Python module.", PYTHON_DERIVATION),
         "local": Key("A program on this machine.", LOCAL),
         "connector": Key("A connector by image.", CONNECTOR),
-        "typescript": Refused("E-TS", "typescript derivations are not supported", python_instead),
+        "typescript": Unsupported(
+            "E-TS", "typescript derivations are not supported", python_instead
+        ),
     },
     one_of=("sqlite", "spark", "python", "local", "connector"),
 )
@@ -218,7 +220,7 @@ SHUFFLE = Either(
             "a shuffle",
             {
                 "key": _required("Locations of the source documents.", POINTERS),
-                "lambda": Refused(
+                "lambda": Unsupported(
                     "E-SHUFFLE-LAMBDA",
                     "shuffling by a lambda is not supported",
                     "shuffle: {key: [/location, …]}",
@@ -248,7 +250,7 @@ DERIVE = Record(
             "What is read, and what is made of it. Their order breaks ties.",
             ListOf("a list of transforms", TRANSFORM),
         ),
-        "transform": Refused(
+        "transform": Unsupported(
             "E-OLD-DERIVE",
             '"transform" is the old form',
             "transforms: is a list, and each transform has a name",
@@ -303,8 +305,8 @@ COLLECTION = Record(
             Record("journals", {"fragments": Key("The files of a journal.", FRAGMENTS)}),
         ),
         "derive": Key("Computes the collection from others.", DERIVE),
-        "derivation": Refused("E-OLD-DERIVE", '"derivation" is the old form', derive_instead),
-        "register": Refused(
+        "derivation": Unsupported("E-OLD-DERIVE", '"derivation" is the old form', derive_instead),
+        "register": Unsupported(
             "E-OLD-DERIVE",
             '"register" is the old form',
             "keep state in using: sqlite (migrations) or using: python",
@@ -440,7 +442,7 @@ MATERIALIZATION = Record(
                 "an endpoint",
                 {
                     **_ENDPOINTS,
-                    "dekaf": Refused(
+                    "dekaf": Unsupported(
                         "E-DEKAF",
                         "dekaf endpoints are not supported",
                         "read the collection with Spark: format penstock",
@@ -566,8 +568,8 @@ IMPORT = Either(
 )
 
 
-def _of_years_past(key: str, instead: str) -> Refused:
-    return Refused("E-OLD", f'"{key}" is of a layout of years past', instead)
+def _of_years_past(key: str, instead: str) -> Unsupported:
+    return Unsupported("E-OLD", f'"{key}" is of a layout of years past', instead)
 
 
 CATALOG = Record(

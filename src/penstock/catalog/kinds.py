@@ -113,10 +113,10 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Unsupported:
     """A key that means something elsewhere; the hint says what to write instead.
 
-    A hint may be made from the values that the refused one lies in, from the outermost to itself.
+    A hint may be made from the values that it lies in, from the outermost to itself.
     """
 
     code: str
@@ -129,7 +129,7 @@ class Record:
     """A mapping with known keys. Exactly one of `one_of` is given; of a pair `together`, both."""
 
     what: str
-    keys: Mapping[str, Key | Refused]
+    keys: Mapping[str, Key | Unsupported]
     one_of: tuple[str, ...] = ()
     together: tuple[tuple[str, str], ...] = ()
     exclusive: tuple[tuple[str, str], ...] = ()
@@ -212,18 +212,18 @@ class _Checker:
                     known = record.known
                     hint = did_you_mean(name, known, f"{record.what} has: {', '.join(known)}")
                     self._report(member, "E-KEY", f'unknown key "{name}"', hint, at_key=True)
-                case Refused() as refused:
+                case Unsupported() as form:
                     trail = [*self._trail, member]
-                    hint = refused.hint if isinstance(refused.hint, str) else refused.hint(trail)
-                    self._report(member, refused.code, refused.message, hint, at_key=True)
+                    hint = form.hint if isinstance(form.hint, str) else form.hint(trail)
+                    self._report(member, form.code, form.message, hint, at_key=True)
                 case Key() as key:
                     if key.accepted and name not in self._warned:
                         self._warned.add(name)
                         message = f'"{name}" is accepted, and has no effect here'
                         self._report(member, "W-NO-EFFECT", message, at_key=True)
                     self.check(member, key.kind)
-        if not any(isinstance(record.keys.get(name), Refused) for name in node.members):
-            self._check_presence(node, record)  # a refused form has said what to write already
+        if not any(isinstance(record.keys.get(name), Unsupported) for name in node.members):
+            self._check_presence(node, record)  # an unsupported form has said what to write instead
 
     def _check_presence(self, node: Node, record: Record) -> None:
         given = node.members.keys()

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics, Position
-from penstock.catalog.nodes import Node, parse
+from penstock.catalog.nodes import Node, parse, parse_json
 
 FILE_BYTES_MAX = 64 << 20
 IMPORT_DEPTH_MAX = 100
@@ -24,7 +24,6 @@ MAIN_NAMES = ("catalog.yaml", "catalog.yml", "flow.yaml")
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _CODE_FILE = re.compile(r"[^\s]+\.(sql|py|ts)")
-_SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.I)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +187,11 @@ class Sources:
             )
             return None
         path = Path(normpath(Path(node.at.file).parent / unquote(url)))
-        real = path.resolve()
+        try:
+            real = path.resolve()
+        except (OSError, ValueError, RuntimeError) as e:  # a zero byte, a loop of links
+            self.error(node, "E-IMPORT", f"{url!r} is not a path: {e}")
+            return None
         if not self._allow_outside and not any(real.is_relative_to(t) for t in self._tops):
             self.error(
                 node,
@@ -203,10 +206,9 @@ class Sources:
         real = path.resolve()
         if real not in self._parsed:
             text = self._text(path, importer)
-            if text is not None and path.suffix == ".json":
-                text = _yaml_of_json(text)
+            read = parse_json if path.suffix == ".json" else parse
             self._parsed[real] = (
-                parse(text, str(path), self.diagnostics) if text is not None else None
+                read(text, str(path), self.diagnostics) if text is not None else None
             )
         return self._parsed[real]
 
@@ -277,16 +279,6 @@ def _import_urls(root: Node) -> Iterator[Node]:
         kind = item.text_of("contentType") or "CATALOG"
         if url.text is not None and kind == "CATALOG":
             yield url
-
-
-def _yaml_of_json(text: str) -> str:
-    """JSON as YAML understands it: tabs between tokens, and surrogate pairs, are only JSON's."""
-
-    def pair(match: re.Match[str]) -> str:
-        units = bytes.fromhex(match[2] + match[3])
-        return match[1] + units.decode("utf-16-be")
-
-    return _SURROGATES.sub(pair, text.replace("\t", " "))
 
 
 def _without_credentials(url: str) -> str:

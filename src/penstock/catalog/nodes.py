@@ -130,11 +130,21 @@ def parse(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
         return None
 
 
+def parse_json(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
+    """The same for JSON: tabs between tokens, and surrogate pairs, are not YAML's."""
+
+    def pair(match: re.Match[str]) -> str:
+        return match[1] + bytes.fromhex(match[2] + match[3]).decode("utf-16-be")
+
+    return parse(_SURROGATES.sub(pair, text.replace("\t", " ")), file, diagnostics)
+
+
 # --- events to raw values: shares what aliases share, so a bomb is counted and never built ---
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CORE = "tag:yaml.org,2002:"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+_SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.I)
 _DIGITS_MAX = 4000  # Python refuses to read longer integers
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": True, "false": False}
 

@@ -242,10 +242,10 @@ class _Bundler:
         place = (home.at.file, home.pointer)
         if place not in self._ids:
             base = home.text_of("$id") or ""
-            named = ((urljoin(base, n.text_of("$id") or ""), n) for n in home.walk())
+            named = ((_joined(base, n.text_of("$id") or ""), n) for n in home.walk())
             self._ids[place] = {name: node for name, node in named if name != base}
         known = self._ids[place]
-        return known.get(url) or known.get(urljoin(home.text_of("$id") or "", url))
+        return known.get(url) or known.get(_joined(home.text_of("$id") or "", url))
 
     def _address(self, node: Node, home: Node) -> str:
         """Where the result holds `node`: at its own place, or as a copy below `$defs`."""
@@ -271,6 +271,13 @@ class _Bundler:
 def _local(pointer: str) -> str:
     """A pointer as a URL fragment."""
     return "#" + quote(pointer, safe="/~$:@!&'()*+,;=")
+
+
+def _joined(base: str, url: str) -> str:
+    try:
+        return urljoin(base, url)
+    except ValueError:  # no URL at all, so it can only be meant literally
+        return url
 
 
 def _shown(node: Node) -> str:

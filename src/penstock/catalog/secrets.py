@@ -29,5 +29,12 @@ def _unset(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         name = reference["name"]
         if reference["kind"] == "env" and name not in environ:
             yield f"environment variable {name} is not set", f"export {name}=…"
-        elif reference["kind"] == "file" and not Path(name).is_file():
+        elif reference["kind"] == "file" and not _is_file(name):
             yield f"there is no file {name}", f"write the value to {name}"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte: no file has that name
+        return False

@@ -88,7 +88,7 @@ class Database:
             self._db.set_progress_handler(lambda: 1, _STEPS_MAX)
             try:
                 self._db.execute(form.format(statement), _Nulls())
-            except sqlite3.Error as e:
+            except (sqlite3.Error, ValueError) as e:
                 message = self._denied or str(e)
                 near = re.search(r'near "(.*?)"', message)
                 found = statement.find(near[1]) if near else -1

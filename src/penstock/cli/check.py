@@ -70,14 +70,14 @@ def editor_schema() -> dict[str, object]:
 
 def report(outcome: Outcome, *, explain: bool) -> dict[str, object]:
     """The result for machines."""
-    from penstock.catalog.explain import explain_collection
-
     result: dict[str, object] = {
         "ok": outcome.ok,
         "diagnostics": [d.to_json() for d in outcome.diagnostics],
         "summary": summary(outcome),
     }
     if explain:
+        from penstock.catalog.explain import explain_collection
+
         result["collections"] = {
             c.name: explain_collection(c).to_json() for c in outcome.catalog.collections
         }
@@ -100,11 +100,11 @@ def summary(outcome: Outcome) -> dict[str, int]:
 
 
 def _print(outcome: Outcome, *, explain: bool) -> None:
-    from penstock.catalog.explain import explain_collection
-
     for diagnostic in outcome.diagnostics:
         stdout.print(diagnostic.render(), markup=False)
     if explain:
+        from penstock.catalog.explain import explain_collection
+
         for collection in outcome.catalog.collections:
             stdout.print(explain_collection(collection).render(), markup=False)
     counts = summary(outcome)
