@@ -3,6 +3,7 @@
 import json
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from penstock.model.clock import CLOCK_MAX, Clock, Producer, from_unix
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
-from penstock.model.frontier_codec import CorruptFrontier, decode, encode, from_json, to_json
+from penstock.model.frontier_codec import (
+    NAMES_BYTES_MAX,
+    CorruptFrontier,
+    decode,
+    encode,
+    from_json,
+    to_json,
+)
 from penstock.model.producer_frontier import OFFSET_MAX, ProducerFrontier
 from penstock.testing.strategies_frontier import frontiers
 
@@ -156,6 +164,31 @@ def test_damage_under_a_valid_checksum_never_crashes(
     decoded.table.check()
 
 
+def test_bytes_after_the_last_column_are_refused_though_the_checksum_is_right() -> None:
+    body = encode(one_entry(5, 0, 1))[:-4] + b"\0"
+    with pytest.raises(CorruptFrontier, match="1 bytes follow"):
+        decode(body + struct.pack(">I", zlib.crc32(body)))
+
+
+def test_rows_out_of_order_are_refused_though_the_checksum_is_right() -> None:
+    table = Frontier.of(
+        [
+            JournalFrontier(
+                journal="acme/a",
+                producers=tuple(
+                    ProducerFrontier(
+                        producer=Producer(Producer.MULTICAST | n), last_commit=Clock(5)
+                    )
+                    for n in (1, 2)
+                ),
+            )
+        ]
+    ).table
+    reversed_rows = replace(table, producer=table.producer[::-1].copy())
+    with pytest.raises(CorruptFrontier, match="out of order"):
+        decode(encode(Frontier(table=reversed_rows)))
+
+
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptFrontier):
@@ -183,7 +216,9 @@ def header(journals: int, rows: int, shards: int, floors: int, names: bytes) -> 
         pytest.param(header(1, 2**32 - 1, 0, 0, b"a"), id="producers"),
         pytest.param(header(0, 0, 2**32 - 1, 0, b""), id="shards"),
         pytest.param(header(0, 0, 0, 2**32 - 1, b""), id="gap floors"),
-        pytest.param(header(1, 1, 0, 0, bytes(1 << 27)), id="names that unfold to too much"),
+        pytest.param(
+            header(1, 1, 0, 0, bytes(NAMES_BYTES_MAX + 1)), id="names that unfold to too much"
+        ),
     ],
 )
 def test_lengths_that_cannot_be_are_refused_before_memory_is_taken(body: bytes) -> None:

@@ -78,8 +78,37 @@ def test_run_table(before: ProducerState, met: Run, want: RunOutcome) -> None:
     assert sequence_run(before, met) is want
 
 
+def closes_at(clock: int, offset: int) -> ProducerState:
+    return ProducerState(last_commit=Clock(clock), offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("before", "met", "span_begin", "want"),
+    [
+        pytest.param(state(6), run(O, 7, 9, 8), None, closes_at(9, -10), id="at its last commit"),
+        pytest.param(state(9), run(O, 7, 9), None, state(9), id="nothing new, nothing moves"),
+        pytest.param(
+            state(6), run(C, 7, 9), None, replace(state(6, 9), offset=8), id="begins a span"
+        ),
+        pytest.param(state(2, 7), run(C, 7, 9), None, state(2, 9), id="extends the open span"),
+        pytest.param(
+            state(7), run(C, 7, 9), 9, replace(state(7, 9), offset=9), id="begins where rows say"
+        ),
+    ],
+)
+def test_the_state_after_a_run(
+    before: ProducerState, met: Run, span_begin: int | None, want: ProducerState
+) -> None:
+    assert advance_run(before, sequence_run(before, met), met, span_begin) == want
+
+
 @given(
-    st.builds(ProducerState, last_commit=clocks(), max_continue=clocks(), offset=st.just(3)),
+    st.builds(
+        ProducerState,
+        last_commit=clocks(),
+        max_continue=st.just(Clock(0)) | clocks(),
+        offset=st.just(3),
+    ),
     st.sampled_from([O, C]),
     st.lists(clocks(least=1), min_size=1, max_size=6),
     st.data(),
