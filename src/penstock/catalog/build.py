@@ -54,11 +54,12 @@ class InvalidCatalog(UserError):
 
 
 def build_catalog(
-    mains: Sequence[Path], *, environ: Mapping[str, str], allow_outside: bool = False
+    mains: Sequence[Path], *, environ: Mapping[str, str] | None, allow_outside: bool = False
 ) -> Outcome:
     """Read catalogs and what they import, check everything, and build what is sound.
 
-    `environ` answers whether secrets that the catalog refers to are set; it is not read otherwise.
+    `environ` answers whether secrets that the catalog refers to are set; None does not ask, for
+    machines that check catalogs and never run them.
     """
     diagnostics = Diagnostics()
     sources = Sources(diagnostics, allow_outside=allow_outside)
@@ -76,7 +77,7 @@ def build_catalog(
 
 
 def load_catalog(
-    mains: Sequence[Path], *, environ: Mapping[str, str], allow_outside: bool = False
+    mains: Sequence[Path], *, environ: Mapping[str, str] | None, allow_outside: bool = False
 ) -> Catalog:
     """The catalog, or an InvalidCatalog that says everything that is wrong with it."""
     outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
@@ -121,7 +122,7 @@ def _prefixes(names: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
                 yield above, name
 
 
-def _build(scope: Scope, environ: Mapping[str, str]) -> Catalog:
+def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
     for name, node in scope.defined["collections"].items():
         known = build_collection(name, node, scope.sources)
         if known is not None:

@@ -48,7 +48,9 @@ class _Draft:
         return types if types and len(types) == len(found) else None
 
 
-def build_derivation(node: Node, scope: Scope, environ: Mapping[str, str]) -> DerivationSpec | None:
+def build_derivation(
+    node: Node, scope: Scope, environ: Mapping[str, str] | None
+) -> DerivationSpec | None:
     """The `derive` stanza of a collection; None if it has no engine that runs here."""
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)

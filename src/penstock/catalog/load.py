@@ -220,7 +220,8 @@ class Sources:
 
     def _read(self, path: Path, importer: Node) -> str | None:
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(FILE_BYTES_MAX + 1)
             if len(data) > FILE_BYTES_MAX:
                 self.error(importer, "E-IMPORT", f"{path} is larger than {FILE_BYTES_MAX} bytes")
                 return None

@@ -16,8 +16,10 @@ from penstock.catalog.nodes import Node
 _REFERENCE = re.compile(r"(?<!\$)\$\{(?P<kind>env|file):(?P<name>[^}]*)\}")
 
 
-def check_references(node: Node, sources: Sources, environ: Mapping[str, str]) -> None:
-    """Report every reference below `node` that leads to nothing."""
+def check_references(node: Node, sources: Sources, environ: Mapping[str, str] | None) -> None:
+    """Report every reference below `node` that leads to nothing; without `environ`, do not ask."""
+    if environ is None:
+        return
     for value in node.walk():
         for missing, hint in _unset(value.text or "", environ):
             sources.error(value, "E-SECRET", missing, hint=hint)

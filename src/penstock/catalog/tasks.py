@@ -44,7 +44,9 @@ _ON_INCOMPATIBLE: tuple[OnIncompatible, ...] = (
 )
 
 
-def build_endpoint(node: Node | None, scope: Scope, environ: Mapping[str, str]) -> Endpoint | None:
+def build_endpoint(
+    node: Node | None, scope: Scope, environ: Mapping[str, str] | None
+) -> Endpoint | None:
     """The one endpoint that is given; None where the grammar found none."""
     kind = next((k for k in _ENDPOINT_KINDS if node and k in node.members), None)
     inner = node.get(kind) if node and kind else None
@@ -73,7 +75,7 @@ def build_endpoint(node: Node | None, scope: Scope, environ: Mapping[str, str]) 
 
 
 def build_capture(
-    name: str, node: Node, scope: Scope, environ: Mapping[str, str]
+    name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> CaptureSpec | None:
     endpoint = build_endpoint(node.get("endpoint"), scope, environ)
     bindings_node = node.get("bindings")
@@ -118,7 +120,7 @@ def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:
 
 
 def build_materialization(
-    name: str, node: Node, scope: Scope, environ: Mapping[str, str]
+    name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> MaterializationSpec | None:
     endpoint = build_endpoint(node.get("endpoint"), scope, environ)
     follows = _followed(node, scope)
@@ -261,7 +263,9 @@ def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
         first.setdefault(text, (i, resource))
 
 
-def _triggers(node: Node | None, scope: Scope, environ: Mapping[str, str]) -> Triggers | None:
+def _triggers(
+    node: Node | None, scope: Scope, environ: Mapping[str, str] | None
+) -> Triggers | None:
     hooks_node = node.get("config") if node else None
     if node is None or hooks_node is None:
         return None

@@ -30,6 +30,9 @@ def check(
     print_schema: Annotated[
         bool, typer.Option("--print-schema", help="Print the JSON Schema of catalogs, for editors.")
     ] = False,
+    without_secrets: Annotated[
+        bool, typer.Option("--without-secrets", help="Do not ask whether secrets are set.")
+    ] = False,
     allow_outside: Annotated[
         bool,
         typer.Option("--allow-outside", help="Allow files outside of the catalog's directory."),
@@ -47,7 +50,8 @@ def check(
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("which catalog?", fix="penstock check catalog.yaml")
-    outcome = build_catalog(mains, environ=os.environ, allow_outside=allow_outside)
+    environ = None if without_secrets else os.environ
+    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
     if settings.json:
         print_json(report(outcome, explain=explain))
     else:
