@@ -9,6 +9,10 @@ import random
 INITIAL_S = 0.004
 CLAMP_S = 16.0
 
+RECONNECT_CLAMP_S = 2.0
+"""Between attempts to connect. A dial costs next to nothing, and whoever waits for a committer or
+a database that is back already waits for nothing."""
+
 _INFO_FROM = 3
 _WARNING_FROM = 30
 

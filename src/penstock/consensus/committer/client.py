@@ -31,7 +31,7 @@ from grpc import aio
 
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.address import CommitterAddress, is_own_listener
-from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
 from penstock.consensus.committer.proto import consensus_pb2 as pb
@@ -213,7 +213,7 @@ class RpcConsensus:
         check_key(key)
         check_seqno(from_)
         next_ = from_
-        backoff = Backoff()
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while True:
             request = pb.SubscribeRequest(key=key, expect_incarnation=self._pinned)
             setattr(request, "from", next_)
@@ -242,7 +242,7 @@ class RpcConsensus:
         check_prefix(prefix)
         check_revision(from_revision)
         last = from_revision
-        backoff = Backoff()
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while True:
             request = pb.WatchRequest(
                 prefix=prefix, from_revision=last, expect_incarnation=self._pinned

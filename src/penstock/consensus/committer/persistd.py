@@ -30,7 +30,7 @@ from penstock.consensus.committer.address import (
     parse_listen,
 )
 from penstock.consensus.committer.auth import TokenFile
-from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
 from penstock.consensus.committer.guard import Healer, Recover, SchemaGuard
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
@@ -44,7 +44,6 @@ from penstock.servicekit.readiness import Readiness
 
 log = logging.getLogger("penstock.consensus.persistd")
 
-_WAIT_CLAMP_S = 2.0
 _DRAIN_S = 10.0
 _STOP_S = 1.0
 
@@ -214,7 +213,7 @@ class Persistd:
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """The result of `attempt`, tried until it succeeds; `_Stopped` if told to stop before."""
-        backoff = Backoff(clamp_s=_WAIT_CLAMP_S)
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while not self._stopping.is_set():
             try:
                 return await attempt()

@@ -26,7 +26,7 @@ import grpc
 from grpc import aio
 
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
     CasResult,
@@ -104,7 +104,7 @@ class Pipe:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self._unsent.append(_Asked(key, new, fresh, loop.time() + timeout_s, answer))
-        if self._runner is None:
+        if self._runner is None or self._runner.done():
             self._runner = loop.create_task(self._run(), name=f"session {self._target}")
             self._runner.add_done_callback(self._ended)
         if self._sweeping is None:
@@ -116,7 +116,7 @@ class Pipe:
 
     async def _run(self) -> None:
         """Keep a session while there is something to ask; R2 between attempts."""
-        backoff = Backoff()
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while self._unsent or self._sent:
             stream = self._connect()
             try:
@@ -260,7 +260,8 @@ class Pipe:
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if pending else None
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._runner = None
+        if self._runner is task:
+            self._runner = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("session failed unexpectedly", exc_info=error)
             broken = Indeterminate(ErrorKind.INTERNAL, f"{type(error).__name__}: {error}")

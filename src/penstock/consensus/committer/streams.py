@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.consensus.backend import PAGE_BYTES
-from penstock.consensus.committer.backoff import Backoff
+from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.hub import Buffer, Hub, waited
 from penstock.consensus.committer.metrics import CommitterMetrics
 from penstock.consensus.store import (
@@ -257,7 +257,7 @@ class Streams:
 
         A missing schema is not an outage: whoever embeds a committer must hear of it.
         """
-        backoff = Backoff()
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while True:
             self._hub.check_open()
             try:
