@@ -51,7 +51,7 @@ lint: .venv/dev ## format, lint, types, imports, spelling
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/codespell src tests docs scripts *.md
+	@$(BIN)/codespell src docs scripts *.md
 
 fix: .venv/dev ## let the formatter and the linter fix what they can
 	@$(BIN)/ruff format .

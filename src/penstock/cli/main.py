@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, check, doctor, init, list_failpoints, persistd
+from penstock.cli import bench, check, demo, doctor, init, list_failpoints, persistd
 from penstock.cli.frame import register, stdout
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ def _penstock(
 
 register(app, init.init)
 register(app, check.check)
+register(app, demo.demo)
 register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)
