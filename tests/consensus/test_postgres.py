@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -248,8 +249,7 @@ KEYS = [f"k{n}" for n in range(1, 65)]
         ("LOCK", (KEYS,), 64),
         ("CLAIM", (["new1", "k1"],), 2),
         ("UNCLAIM", (KEYS,), 64),
-        ("SET_HEADS", (KEYS, [500] * 64), 64),
-        ("APPEND", (KEYS, [500] * 64, [b"d"] * 64), 64),
+        ("APPEND", (KEYS, [500] * 64, KEYS, [500] * 64, [b"d"] * 64), 64),
         ("TRUNCATE", {"key": "k7", "seqno": 20}, 20),
     ],
 )
@@ -555,9 +555,13 @@ async def test_the_number_of_connections_is_bounded(postgres_url: str) -> None:
 async def test_no_free_connection_in_time_is_overload(shared_url: str) -> None:
     options = PoolOptions(connections_max=1, wait_s=0.05)
     backend = await PostgresBackend.open(shared_url, options)
-    async with backend.pool.lease():
-        error = await refused(backend.head("k"), ErrorKind.OVERLOADED)
-        assert "0.05 s" in error.message
+    release = threading.Event()
+    holding = asyncio.create_task(backend.pool.run(lambda _: release.wait(30)))
+    await asyncio.sleep(0)
+    error = await refused(backend.head("k"), ErrorKind.OVERLOADED)
+    assert "0.05 s" in error.message
+    release.set()
+    assert await holding
     assert await backend.head(new_key()) is None
     await backend.close()
 

@@ -4,8 +4,8 @@ A commit is one explicit READ COMMITTED transaction in two round trips.
 
 1. BEGIN; claim the keys that some unit wants to create; lock the head rows of all keys. What the
    locks return stays true until the end of the transaction, so Python may judge (`judge`).
-2. Move the heads; take the next revision and append the entries in one statement; COMMIT. The
-   counter row is locked by the last statement before COMMIT, and never while a client thinks.
+2. Move the heads, take the next revision and append the entries, in one statement; COMMIT, sent
+   along. So the counter row, which every commit needs, is never locked while a client thinks.
 
 **Revision order is commit order**: the counter's row lock is held from its increment until after
 the commit is visible, so a snapshot that shows revision r shows every revision below it.
@@ -22,9 +22,9 @@ the server rolled back; anything else leaves the outcome open.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -49,7 +49,7 @@ from penstock.consensus.backend import (
     truncate_bound,
     unsettled,
 )
-from penstock.consensus.postgres_pool import Connection, ConnectionPool, deadline
+from penstock.consensus.postgres_pool import Connection, ConnectionPool
 from penstock.consensus.store import (
     SCAN_ALL,
     ConsensusError,
@@ -62,6 +62,8 @@ from penstock.consensus.store import (
 )
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.failpoints import declare, hit
+
+T = TypeVar("T")
 
 BEFORE_COMMIT = declare("postgres-before-commit", "keys are locked and judged, nothing is written")
 AFTER_COMMIT = declare("postgres-after-commit", "entries are durable, nobody has been answered")
@@ -147,12 +149,11 @@ LOCK = """
 SELECT shard, seqno FROM penstock.consensus_head
 WHERE shard = ANY(%s::text[]) ORDER BY shard FOR NO KEY UPDATE"""
 UNCLAIM = "DELETE FROM penstock.consensus_head WHERE shard = ANY(%s::text[])"
-SET_HEADS = """
-UPDATE penstock.consensus_head h SET seqno = u.n
-FROM unnest(%s::text[], %s::bigint[]) u(k, n) WHERE h.shard = u.k"""
 # Without a counter row the revision is NULL, which the column refuses: then nothing commits.
 APPEND = """
-WITH bump AS (UPDATE penstock.consensus_revision SET r = r + 1 WHERE id RETURNING r),
+WITH moved AS (UPDATE penstock.consensus_head h SET seqno = m.n
+               FROM unnest(%s::text[], %s::bigint[]) m(k, n) WHERE h.shard = m.k),
+     bump AS (UPDATE penstock.consensus_revision SET r = r + 1 WHERE id RETURNING r),
      added AS (INSERT INTO penstock.consensus_log (shard, seqno, revision, data)
                SELECT u.k, u.n, (SELECT r FROM bump), u.d
                FROM unnest(%s::text[], %s::bigint[], %b::bytea[]) u(k, n, d))
@@ -191,7 +192,6 @@ class PostgresBackend:
         check_url(url)
         self.url = mask_url(url)
         self.pool = ConnectionPool(url, options)
-        self._options = options
 
     @classmethod
     async def open(cls, url: str, options: PoolOptions | None = None) -> PostgresBackend:
@@ -209,14 +209,7 @@ class PostgresBackend:
 
     async def _prepare(self) -> None:
         await self._check_server()
-        async with self._connection() as connection:
-            try:  # usually there, and then no right to create anything is needed
-                cursor = await connection.execute(META)
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                await self._create_schema(connection)
-                cursor = await connection.execute(META)
-            meta: dict[str, bytes] = dict(await cursor.fetchall())
-        check_schema_version(int(meta["schema_version"]))
+        check_schema_version(int((await self._run(_meta))["schema_version"]))
 
     @classmethod
     async def probe(cls, url: str) -> str:
@@ -233,13 +226,6 @@ class PostgresBackend:
         [(version, encoding, synchronous_commit)] = await self._query(SERVER)
         check_server(version, encoding, synchronous_commit, self.url)
         return str(version).split(" on ")[0]
-
-    async def _create_schema(self, connection: Connection) -> None:
-        async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
-            await connection.execute(SCHEMA)
-            meta = (secrets.token_bytes(16), b"%d" % SCHEMA_VERSION)
-            await connection.execute(SET_META, meta)
 
     # ----------------------------------------------------------------------------------- reads
 
@@ -261,10 +247,13 @@ class PostgresBackend:
         return dict(await self._query(HEADS, list(keys)))
 
     async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
-        async with self._snapshot() as connection:
-            (revision,) = await _one(await connection.execute(REVISION))
-            cursor = await connection.execute(HEADS_UNDER, prefix_range(prefix))
-            return revision, dict(await cursor.fetchall())
+        def read(connection: Connection) -> tuple[int, dict[str, int]]:
+            with _snapshot(connection):
+                revision = connection.execute(REVISION)
+                heads = connection.execute(HEADS_UNDER, prefix_range(prefix))
+                return _one(revision)[0], dict(heads.fetchall())
+
+        return await self._run(read)
 
     async def scan(
         self, key: str, from_: int, limit: int, *, bytes_max: int = SCAN_ALL
@@ -286,154 +275,168 @@ class PostgresBackend:
 
     async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
         since = (revision, prefix, prefix)
-        async with self._snapshot() as connection:
-            async with connection.pipeline():
-                current = await connection.execute(REVISION)
-                losses = await connection.execute(LOST_SINCE, since)
-                rows = await connection.execute(SIZES_SINCE, (*since, PAGE_ENTRIES + 1))
-            sizes = await rows.fetchall()
-            end = page_end(sizes)
-            upto = max(revision, (await _one(current))[0]) if end is None else end
-            entries: list[TupleRow] = []
-            if sizes:
+
+        def read(connection: Connection) -> RevisionPage:
+            with _snapshot(connection):
+                current = connection.execute(REVISION)
+                losses = connection.execute(LOST_SINCE, since)
+                rows = connection.execute(SIZES_SINCE, (*since, PAGE_ENTRIES + 1))
+                upto, lost = max(revision, _one(current)[0]), _one(losses)[0]
+                end = page_end(sizes := rows.fetchall())
+                upto = upto if end is None else end
                 until = (revision, upto, prefix, prefix)
-                cursor = await connection.execute(ENTRIES_SINCE, until, binary=True)
-                entries = await cursor.fetchall()
-            return RevisionPage(
-                entries=tuple((key, VersionedData(*entry)) for key, *entry in entries),
-                upto=upto,
-                more=end is not None,
-                lost=(await _one(losses))[0],
-            )
+                found = connection.execute(ENTRIES_SINCE, until, binary=True) if sizes else None
+                return RevisionPage(
+                    entries=tuple((key, VersionedData(*entry)) for key, *entry in found or ()),
+                    upto=upto,
+                    more=end is not None,
+                    lost=lost,
+                )
+
+        return await self._run(read)
 
     async def _query(self, statement: str, *parameters: object) -> list[TupleRow]:
         """One statement without side effects; a connection that died idle is worth a second try."""
+
+        def read(connection: Connection) -> list[TupleRow]:
+            return connection.execute(
+                statement, parameters or None, prepare=True, binary=True
+            ).fetchall()
+
         try:
-            return await self._query_once(statement, parameters)
+            return await self._run(read)
         except Indeterminate:
-            return await self._query_once(statement, parameters)
-
-    async def _query_once(self, statement: str, parameters: Sequence[object]) -> list[TupleRow]:
-        async with self._connection() as connection:
-            cursor = await connection.execute(statement, parameters, prepare=True, binary=True)
-            return await cursor.fetchall()
-
-    @asynccontextmanager
-    async def _snapshot(self) -> AsyncIterator[Connection]:
-        """Several statements that see one state of the store."""
-        async with self._connection() as connection:
-            await connection.execute(BEGIN_SNAPSHOT)
-            yield connection
-            await connection.execute("COMMIT")
+            return await self._run(read)
 
     # ---------------------------------------------------------------------------------- writes
 
     async def commit(self, units: Sequence[Unit]) -> Commit:
+        def commit(connection: Connection) -> Commit:
+            return _commit(connection, units)
+
         try:
-            return await self._commit(units)
+            return await self._run(commit)
         except Indeterminate:
             pass  # lost before anything was written, so it may be sent again: perhaps it died idle
         try:
-            return await self._commit(units)
+            return await self._run(commit)
         except Indeterminate as error:
             raise Determinate(error.kind, error.message) from error
 
-    async def _commit(self, units: Sequence[Unit]) -> Commit:
-        """Raises `Indeterminate` too, and then only if COMMIT was certainly not sent."""
-        verdict: Verdict | None = None
-        try:
-            async with self._connection() as connection:
-                locked = await _lock(connection, units)
-                judged = judge(locked.heads, units)
-                if not any(judged.wins):
-                    await connection.execute("ROLLBACK")
-                    return settle(judged, None)
-                hit(BEFORE_COMMIT)
-                verdict = judged
-                revision = await _write(connection, units, judged, locked.claimed)
-        except Indeterminate as error:
-            if verdict is None:
-                raise
-            return unsettled(verdict, error)
-        hit(AFTER_COMMIT)
-        return settle(judged, revision)
-
     async def truncate(self, key: str, seqno: int) -> int | None:
-        async with self._connection() as connection:
+        def truncate(connection: Connection) -> TupleRow:
             parameters = {"key": key, "seqno": seqno}
-            cursor = await connection.execute(TRUNCATE, parameters, prepare=True)
-            head, count = await _one(cursor)
+            return _one(connection.execute(TRUNCATE, parameters, prepare=True))
+
+        head, count = await self._run(truncate)
         if head is None or seqno > head:
             raise truncate_bound(key, seqno, head)
         return int(count)
 
-    # ------------------------------------------------------------------------------- the shell
-
     async def close(self) -> None:
         await self.pool.close()
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
-        """A connection whose errors are classified, and that is not waited for for ever."""
-        async with self.pool.lease() as connection:
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` on a connection, and say what its errors prove."""
+
+        def classified(connection: Connection) -> T:
             try:
-                with deadline(connection, self._options.call_timeout_s):
-                    yield connection
+                return work(connection)
             except psycopg.Error as error:
-                if connection.closed:
-                    await self.pool.forget_idle()
                 raise classify(error) from error
+            finally:
+                if connection.closed:
+                    self.pool.forget_idle()
+
+        return await self.pool.run(classified)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Locked:
-    """Heads that stay as they are until the transaction ends.
+# ---------------------------------------------------------------------------------- transactions
 
-    A claimed key was created by this transaction, at 0 and without an entry: it has no head yet.
+
+def _commit(connection: Connection, units: Sequence[Unit]) -> Commit:
+    """One transaction. An error that is raised came before COMMIT was sent, or refused it."""
+    heads, claimed = _lock(connection, units)
+    verdict = judge(heads, units)
+    if not any(verdict.wins):
+        # Below psycopg, which forgets its prepared statements with every ROLLBACK it sees.
+        connection.pgconn.exec_(b"ROLLBACK")
+        return settle(verdict, None)
+    hit(BEFORE_COMMIT)
+    try:
+        revision = _write(connection, units, verdict, claimed)
+    except psycopg.Error as error:
+        outcome = classify(error)
+        if isinstance(outcome, Determinate):
+            raise
+        return unsettled(verdict, outcome)
+    hit(AFTER_COMMIT)
+    return settle(verdict, revision)
+
+
+def _lock(connection: Connection, units: Sequence[Unit]) -> tuple[dict[str, int], set[str]]:
+    """Heads that stay as they are until the transaction ends, and the keys it has claimed.
+
+    A claimed key was created just now, at 0 and without an entry: it has no head yet.
     """
-
-    heads: Mapping[str, int]
-    claimed: frozenset[str] = field(default_factory=frozenset)
-
-
-async def _lock(connection: Connection, units: Sequence[Unit]) -> _Locked:
     keys = sorted({key for unit in units for key, _ in unit})
     created = sorted({key for unit in units for key, new in unit if new.seqno == 0})
-    claims = None
-    async with connection.pipeline():
-        await connection.execute(BEGIN)
-        if created:
-            claims = await connection.execute(CLAIM, (created,), prepare=True)
-        locks = await connection.execute(LOCK, (keys,), prepare=True)
-    claimed = frozenset(key for (key,) in await claims.fetchall()) if claims else frozenset()
-    heads = {key: seqno for key, seqno in await locks.fetchall() if key not in claimed}
-    return _Locked(heads=heads, claimed=claimed)
+    with connection.pipeline():
+        connection.execute(BEGIN)
+        claims = connection.execute(CLAIM, (created,), prepare=True) if created else ()
+        locks = connection.execute(LOCK, (keys,), prepare=True)
+    claimed = {key for (key,) in claims}
+    return {key: seqno for key, seqno in locks if key not in claimed}, claimed
 
 
-async def _write(
-    connection: Connection, units: Sequence[Unit], verdict: Verdict, claimed: frozenset[str]
+def _write(
+    connection: Connection, units: Sequence[Unit], verdict: Verdict, claimed: set[str]
 ) -> int:
-    """Write what was decided, and commit: returns the revision."""
+    """Write what was decided, and commit; the revision it has."""
     won = [e for unit, wins in zip(units, verdict.wins, strict=True) if wins for e in unit]
     moved = {k: n for k, n in verdict.heads.items() if not (n == 0 and k in claimed)}
     unused = [key for key in claimed if key not in verdict.heads]
-    async with connection.pipeline():
+    parameters = (
+        list(moved),
+        list(moved.values()),
+        [key for key, _ in won],
+        [new.seqno for _, new in won],
+        [new.data for _, new in won],
+    )
+    with connection.pipeline():
         if unused:
-            await connection.execute(UNCLAIM, (unused,), prepare=True)
-        if moved:
-            heads = (list(moved), list(moved.values()))
-            await connection.execute(SET_HEADS, heads, prepare=True)
-        entries = ([k for k, _ in won], [new.seqno for _, new in won], [new.data for _, new in won])
-        appended = await connection.execute(APPEND, entries, prepare=True)
-        committed = await connection.execute("COMMIT")
-    if committed.statusmessage != "COMMIT":
-        raise psycopg.OperationalError(f"COMMIT was answered by {committed.statusmessage}")
-    (revision,) = await _one(appended)
-    return int(revision)
+            connection.execute(UNCLAIM, (unused,), prepare=True)
+        appended = connection.execute(APPEND, parameters, prepare=True)
+        committed = connection.execute("COMMIT")
+    if committed.statusmessage != "COMMIT":  # an aborted transaction answers ROLLBACK
+        raise Determinate(ErrorKind.INTERNAL, f"COMMIT answered {committed.statusmessage}")
+    return int(_one(appended)[0])
 
 
-async def _one(cursor: psycopg.AsyncCursor[TupleRow]) -> TupleRow:
-    row = await cursor.fetchone()
+@contextmanager
+def _snapshot(connection: Connection) -> Iterator[None]:
+    """Statements inside see one state of the store."""
+    with connection.pipeline():
+        connection.execute(BEGIN_SNAPSHOT)
+        yield
+        connection.execute("COMMIT")
+
+
+def _meta(connection: Connection) -> dict[str, bytes]:
+    """The store's own description, after creating its tables if there are none."""
+    try:  # usually there, and then no right to create anything is needed
+        return dict(connection.execute(META).fetchall())
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        pass
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        connection.execute(SCHEMA)
+        connection.execute(SET_META, (secrets.token_bytes(16), b"%d" % SCHEMA_VERSION))
+    return dict(connection.execute(META).fetchall())
+
+
+def _one(cursor: psycopg.Cursor[TupleRow]) -> TupleRow:
+    row = cursor.fetchone()
     if row is None:
         raise psycopg.DataError("a statement that always has a row had none")
     return row
