@@ -1,7 +1,8 @@
 """`penstock bench model`: frontiers, packed keys and reductions, each beside its plain peer.
 
 Frontiers: 100,000 producers, reduced and encoded, against the same work entry by entry and as
-JSON. Keys: Python against Spark expressions.
+JSON. Keys: one by one and by column in Python, as expressions and through Python in Spark.
+Reductions: what a schema compiles to, against the `groupBy` that a person would write for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from penstock.bench.frame import Bench, Goal, Report, Result, seconds_of
 from penstock.model import frontier_codec, keys
 from penstock.model.clock import Clock, Producer
 from penstock.model.frontier import Frontier, JournalFrontier
+from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
 
 if TYPE_CHECKING:
@@ -27,7 +29,12 @@ _MULTICAST: Final = 1 << 40
 
 def run(bench: Bench) -> Report:
     """Everything of the model that must be fast."""
-    parts = [measure_frontiers(bench), measure_keys(bench), measure_native_keys(bench)]
+    parts = [
+        measure_frontiers(bench),
+        measure_keys(bench),
+        measure_native_keys(bench),
+        measure_reductions(bench),
+    ]
     return Report(
         results=tuple(result for part in parts for result in part.results),
         goals=tuple(goal for part in parts for goal in part.goals),
@@ -152,6 +159,101 @@ def measure_native_keys(bench: Bench) -> Report:
             ),
         ),
     )
+
+
+def measure_reductions(bench: Bench) -> Report:
+    """Reduce documents by key with compiled schemas, and with the same aggregates by hand."""
+    from pyspark.sql import functions as f
+
+    from penstock.model.schema import CompiledSchema
+    from penstock.native.plan import compile_reduction
+    from penstock.native.reduce import reduce_dataframe
+
+    spark = bench.spark()
+    count = bench.size(full=2_000_000, quick=500_000)
+    customers = bench.size(full=100_000, quick=25_000)
+    spread = f.col("id") * 2654435761 % 1_000_003
+    documents = spark.range(count).select(
+        f.concat(f.lit("customer-"), (spread % customers).cast("string")).alias("customer"),
+        (f.col("id") % 7).alias("items"),
+        (spread / 100).alias("total"),
+        spread.alias("most"),
+        spread.alias("least"),
+        f.concat(f.lit("status "), (spread % 13).cast("string")).alias("status"),
+        f.concat(f.lit("city "), (spread % 997).cast("string")).alias("city"),
+        f.concat(f.lit("channel "), (spread % 5).cast("string")).alias("channel"),
+        f.col("id").alias("clock"),
+    )
+    documents = documents.persist()
+    bench.say(f"making {documents.count():,} documents of {customers:,} customers")
+    by_hand = {
+        "totals": documents.groupBy("customer").agg(
+            f.sum("items"), f.sum("total"), f.max("most"), f.min("least")
+        ),
+        "profiles": documents.groupBy("customer").agg(
+            f.sum("items"),
+            f.max_by("status", "clock"),
+            f.max_by("city", "clock"),
+            f.min_by("channel", "clock"),
+        ),
+    }
+    results: list[Result] = []
+    goals: list[Goal] = []
+    for name, members in _REDUCTIONS.items():
+        plan = compile_reduction(CompiledSchema(_schema(members)), ["/customer"])
+        compiled = reduce_dataframe(
+            plan,
+            documents.select("customer", *members, "clock"),
+            order=[f.col("clock")],
+            full=True,
+        )
+        taken = bench.interleave(
+            f"reductions, {name}",
+            {"compiled": _drain(compiled), "by hand": _drain(by_hand[name])},
+            warmups=2,
+        )
+        results += [
+            Result(
+                name=f"reduce: {name}, {peer}",
+                value=count / taken.median(peer),
+                unit="documents/s",
+            )
+            for peer in taken.by_peer
+        ]
+        goals.append(
+            Goal(
+                name=f"reduce: {name}, compiled against by hand",
+                measured=taken.ratio("by hand", "compiled"),
+                goal=0.9,
+            )
+        )
+    documents.unpersist()
+    return Report(results=tuple(results), goals=tuple(goals))
+
+
+_REDUCTIONS: Final[Mapping[str, Mapping[str, Json]]] = {
+    "totals": {
+        "items": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "total": {"type": "number", "reduce": {"strategy": "sum"}},
+        "most": {"type": "integer", "reduce": {"strategy": "maximize"}},
+        "least": {"type": "integer", "reduce": {"strategy": "minimize"}},
+    },
+    "profiles": {
+        "items": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "status": {"type": "string"},
+        "city": {"type": "string", "reduce": {"strategy": "lastWriteWins"}},
+        "channel": {"type": "string", "reduce": {"strategy": "firstWriteWins"}},
+    },
+}
+
+
+def _schema(members: Mapping[str, Json]) -> dict[str, Json]:
+    return {
+        "type": "object",
+        "required": ["customer", *members],
+        "properties": {"customer": {"type": "string"}, **members},
+        "reduce": {"strategy": "merge"},
+    }
 
 
 def _drain(frame: DataFrame) -> Callable[[], float]:
