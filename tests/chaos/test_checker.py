@@ -229,6 +229,7 @@ async def history(store: SimulatedStore, *, seed: int, clients: int, steps: int)
             rng=random.Random(seed * 1000 + n),
             record=ops.append,
             clock=lambda: next(ticks),
+            counts=True,
         )
         for n in range(clients)
     ]

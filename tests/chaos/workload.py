@@ -53,6 +53,8 @@ class Client:
     record: Callable[[Op], None]
     clock: Callable[[], int] = time.monotonic_ns
     patience_s: float = 5
+    counts: bool = False
+    """Whether to believe how many entries a truncation deleted: a transport may send it again."""
 
     def __post_init__(self) -> None:
         self.believed: dict[str, int] = dict.fromkeys(self.keys, -1)
@@ -139,13 +141,19 @@ class Client:
         via, store = self._way()
         invoke = self.clock()
         outcome, deleted = await self._ask(store.truncate(key, seqno))
-        self._note(key, invoke, outcome, Truncate(seqno=seqno, deleted=deleted), via)
+        self._note(
+            key,
+            invoke,
+            outcome,
+            Truncate(seqno=seqno, deleted=deleted if self.counts else None),
+            via,
+        )
 
     async def _learn(self, key: str, seqno: int, outcome: Outcome) -> None:
         """Keep believing in the right head, mostly: losers read, as state logs do."""
         if outcome is Outcome.OK:
             self.believed[key] = seqno
-        elif outcome is not Outcome.FAILED and self.rng.random() < 0.7:
+        elif outcome is not Outcome.FAILED and self.rng.random() < 0.9:
             await self.read_head(key, fresh=self.rng.random() < 0.7)
 
     async def _ask(self, call: Awaitable[T]) -> tuple[Outcome, T | None]:

@@ -1,0 +1,227 @@
+"""Concurrent clients in processes of their own, real faults, and a verdict on what they saw.
+
+A short run by default; `PENSTOCK_CHAOS_SECONDS` makes each of them as long as wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+
+from chaos import client as client_process
+from chaos.client import Config, Evidence
+from chaos.nemesis import WITH_POSTGRES, WITH_SQLITE, World, torment
+from chaos.proxy import Proxy
+from chaos.workload import Client
+from penstock.consensus.committer.client import RpcConsensus
+from penstock.consensus.store import VersionedData
+from penstock.testing.history import Cas, Op, Outcome
+from penstock.testing.linearizability import check
+from penstock.testing.persistd import Persistd
+from penstock.testing.postgres import PostgresServer
+
+SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
+LONG = SECONDS > 0
+PROCESSES, TASKS = (8, 4) if LONG else (3, 4)
+KEYS = [f"chaos/{n}" for n in range(8)]
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
+
+
+class ClientProcess:
+    """One `client.py`."""
+
+    def __init__(self, config: Config, process: asyncio.subprocess.Process) -> None:
+        self.config, self.process = config, process
+
+    async def expect(self, line: bytes) -> None:
+        assert self.process.stdout is not None
+        got = await asyncio.wait_for(self.process.stdout.readline(), 60)
+        assert got.strip() == line, f"{self.config.name} said {got!r} and ended"
+
+    def order(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+
+    async def evidence(self) -> Evidence:
+        await asyncio.wait_for(self.process.wait(), 120)
+        data = await asyncio.to_thread(Path(self.config.history).read_bytes)
+        return msgspec.msgpack.decode(data, type=Evidence)
+
+
+@contextlib.asynccontextmanager
+async def clients(
+    directory: Path, paths: Sequence[Proxy], *, seed: int
+) -> AsyncIterator[list[ClientProcess]]:
+    """Started, and at work."""
+    started: list[ClientProcess] = []
+    try:
+        for n in range(PROCESSES):
+            config = Config(
+                name=f"p{n}",
+                committers={f"persistd{i}": f"grpc://{p.listen}" for i, p in enumerate(paths)},
+                keys=KEYS,
+                subscribed=KEYS[n % len(KEYS) :: 4],
+                tasks=TASKS,
+                seed=seed + n,
+                think_s=0.02,
+                history=str(directory / f"p{n}.history"),
+            )
+            file = directory / f"p{n}.json"
+            file.write_bytes(msgspec.json.encode(config))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                client_process.__file__,
+                file,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            )
+            started.append(ClientProcess(config, process))
+        for each in started:
+            await each.expect(b"ready")
+        yield started
+    finally:
+        for each in started:
+            if each.process.returncode is None:
+                each.process.kill()
+                await each.process.wait()
+
+
+async def collect(running: list[ClientProcess]) -> list[Evidence]:
+    for each in running:
+        each.order(b"stop")
+    for each in running:
+        await each.expect(b"stopped")
+    for each in running:
+        each.order(b"drain")
+    return [await each.evidence() for each in running]
+
+
+async def read_everything(url: str) -> list[Op]:
+    """The last reader: what is in the store when all is quiet."""
+    ops: list[Op] = []
+    store = RpcConsensus(url)
+    reader = Client(
+        name="last", stores=[("persistd0", store)], keys=KEYS, rng=random.Random(0),
+        record=ops.append, patience_s=30,
+    )  # fmt: skip
+    for key in KEYS:
+        await reader.scan(key, 0, None)
+        await reader.read_head(key, fresh=True)
+    await store.close()
+    assert len(ops) == 2 * len(KEYS)
+    return ops
+
+
+def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
+    """No violation, and enough happened for that to mean something."""
+    ops = [op for each in evidence for op in each.ops]
+    outcomes = Counter(op.outcome for op in ops if isinstance(op.call, Cas))
+    assert outcomes[Outcome.OK] > 30, f"{outcomes} {told}"
+    streams = [stream for each in evidence for stream in each.streams]
+    assert sum(len(stream.seen) for stream in streams) > 30, told
+    found = check([*ops, *last], streams)
+    assert not found, f"{len(found)} violations, first: {found[0]}; {told}"
+
+
+@pytest.mark.postgres
+async def test_two_committers_on_postgres(
+    own_postgres: PostgresServer, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    async with contextlib.AsyncExitStack() as stack:
+        database = await stack.enter_async_context(Proxy("127.0.0.1", own_postgres.port))
+        through = own_postgres.create_database().replace(
+            f"127.0.0.1:{own_postgres.port}", database.listen
+        )
+        daemons = [
+            await stack.enter_async_context(daemon(through, tmp_path / f"persistd{n}.log"))
+            for n in range(2)
+        ]
+        paths = [await stack.enter_async_context(Proxy(*address(each))) for each in daemons]
+        running = await stack.enter_async_context(clients(tmp_path, paths, seed=seed))
+        world = World(rng, tuple(daemons), tuple(paths), own_postgres, database)
+        done = await torment(world, WITH_POSTGRES, SECONDS)
+        evidence = await collect(running)
+        last = await read_everything(daemons[0].url)
+    judge(evidence, last, f"seed {seed}, after {done}")
+
+
+async def test_one_committer_on_sqlite(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with contextlib.AsyncExitStack() as stack:
+        url = f"sqlite:///{tmp_path / 'consensus.db'}"
+        only = await stack.enter_async_context(daemon(url, tmp_path / "persistd.log"))
+        path = await stack.enter_async_context(Proxy(*address(only)))
+        running = await stack.enter_async_context(clients(tmp_path, [path], seed=seed))
+        done = await torment(World(rng, (only,), (path,)), WITH_SQLITE, SECONDS)
+        evidence = await collect(running)
+        last = await read_everything(only.url)
+    judge(evidence, last, f"seed {seed}, after {done}")
+
+
+@pytest.mark.postgres
+async def test_clients_stop_when_the_schema_is_dropped(
+    own_postgres: PostgresServer, tmp_path: Path, seed: int
+) -> None:
+    """The daemon heals and serves newcomers; who knew the old store is told, and never fooled."""
+    url = own_postgres.create_database()
+    async with contextlib.AsyncExitStack() as stack:
+        only = await stack.enter_async_context(daemon(url, tmp_path / "persistd.log"))
+        path = await stack.enter_async_context(Proxy(*address(only)))
+        running = await stack.enter_async_context(clients(tmp_path, [path], seed=seed))
+        await asyncio.sleep(1)
+        await asyncio.to_thread(drop_schema, url)
+        await asyncio.sleep(3)
+        evidence = await collect(running)
+        newcomer = RpcConsensus(only.url)
+        assert await newcomer.head(KEYS[0], fresh=True) is None
+        await newcomer.compare_and_set("new", VersionedData(0, b"life"))
+        assert [key async for key in newcomer.list_keys()] == ["new"]
+        await newcomer.close()
+    assert all(each.reset for each in evidence)
+    assert check([op for each in evidence for op in each.ops]) == []
+
+
+def drop_schema(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        while True:
+            try:
+                connection.execute("DROP SCHEMA penstock CASCADE")
+            except psycopg.errors.DeadlockDetected:
+                continue  # with the traffic, which goes on
+            return
+
+
+@contextlib.asynccontextmanager
+async def daemon(url: str, log: Path) -> AsyncIterator[Persistd]:
+    """Off the event loop, which may be what its database is reached through."""
+    running = Persistd(url, log)
+    try:
+        await asyncio.to_thread(running.start)
+        yield running
+    finally:
+        running.kill()
+
+
+def address(daemon: Persistd) -> tuple[str, int]:
+    host, _, port = daemon.listen.rpartition(":")
+    return host, int(port)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Printed by the assertion that fails; `PENSTOCK_CHAOS_SEED` repeats a run, as far as runs of
+    real processes can be repeated."""
+    return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
