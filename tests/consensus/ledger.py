@@ -24,7 +24,7 @@ class LedgerMachine:
     def initial(self) -> Ledger:
         return ()
 
-    def apply(self, state: Ledger, diff: str) -> Ledger:
+    def apply(self, state: Ledger, diff: str, revision: int) -> Ledger:
         return (*state, diff)
 
     def encode_diff(self, diff: str) -> bytes:
@@ -37,7 +37,7 @@ class LedgerMachine:
     def encode_state(self, state: Ledger) -> bytes:
         return msgspec.msgpack.encode((state, random.Random(0).randbytes(self.noise_bytes)))
 
-    def decode_state(self, data: bytes, format: int) -> Ledger:  # noqa: A002
+    def decode_state(self, data: bytes, format: int, revision: int) -> Ledger:  # noqa: A002
         assert format <= self.format
         return msgspec.msgpack.decode(data, type=tuple[Ledger, bytes])[0]
 
@@ -61,7 +61,7 @@ class CounterMachine:
     def initial(self) -> int:
         return 0
 
-    def apply(self, state: int, diff: int) -> int:
+    def apply(self, state: int, diff: int, revision: int) -> int:
         return state + diff
 
     def encode_diff(self, diff: int) -> bytes:
@@ -72,4 +72,37 @@ class CounterMachine:
         return int(data)
 
     encode_state = encode_diff
-    decode_state = decode_diff
+
+    def decode_state(self, data: bytes, format: int, revision: int) -> int:  # noqa: A002
+        return self.decode_diff(data, format)
+
+
+Revisions = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RevisionMachine:
+    """Each diff with the revision that committed it."""
+
+    format: int = 1
+
+    def initial(self) -> Revisions:
+        return ()
+
+    def apply(self, state: Revisions, diff: str, revision: int) -> Revisions:
+        return (*state, (diff, revision))
+
+    def encode_diff(self, diff: str) -> bytes:
+        return diff.encode()
+
+    def decode_diff(self, data: bytes, format: int) -> str:  # noqa: A002
+        assert format == 1
+        return data.decode()
+
+    def encode_state(self, state: Revisions) -> bytes:
+        return msgspec.msgpack.encode(state)
+
+    def decode_state(self, data: bytes, format: int, revision: int) -> Revisions:  # noqa: A002
+        assert format == 1
+        decoded = msgspec.msgpack.decode(data, type=Revisions)
+        return tuple((diff, known or revision) for diff, known in decoded)

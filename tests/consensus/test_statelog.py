@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.interposed import Crash, Fate, Interposed, memory_store
-from consensus.ledger import CounterMachine, Ledger, LedgerMachine, author
+from consensus.ledger import CounterMachine, Ledger, LedgerMachine, RevisionMachine, author
 from penstock.consensus import entries
 from penstock.consensus.entries import NewerFormat
 from penstock.consensus.replica import MARKS_MAX, Replica, RollupPolicy, compose
@@ -390,6 +391,26 @@ async def test_rollups_that_do_not_fit_into_a_batch_follow_it() -> None:
             assert await load(store, log.key, noisy) == log.replica
 
 
+async def test_a_rollup_knows_the_revision_of_every_entry_it_replaces() -> None:
+    machine = RevisionMachine()
+    async with memory_store() as store:
+        logs = [
+            await StateLog.open(store, "k", machine, policy=OFTEN),
+            await StateLog.open(store, "k", machine, policy=OFTEN),
+        ]
+        other = await opened(store, "other")
+        committed: dict[str, int] = {}
+        for n in range(25):
+            await other.append(always("x"))  # so that revisions and sequence numbers differ
+            await logs[n % 5 % 2].append(always(f"{n}"))
+            head = await store.head("k", fresh=True)
+            assert head is not None
+            committed[f"{n}"] = head.revision
+        replica = await load(store, "k", machine)
+        assert replica.base > 0
+        assert dict(replica.state) == committed
+
+
 # ------------------------------------------------------------------------------- reading, following
 
 
@@ -405,7 +426,7 @@ async def test_opening_a_log_of_a_hundred_thousand_diffs_reads_little_of_it() ->
                 attempt = compose(replica, author("w", replica.seqno + n), 1, policy=policy)
                 batch.append(("k", attempt.new))
                 floor = attempt.truncate_to or floor
-                replica = attempt.after
+                replica, _ = replica.advance(dataclasses.replace(attempt.new, revision=1))
             assert set(await inner.compare_and_set_many(batch)) == {CasResult.COMMITTED}
             assert floor is not None
             await inner.truncate("k", floor)

@@ -18,13 +18,17 @@ replica at the slot before, so every writer that competes for a slot agrees, and
 lose a race against commands: it is one. The states are those of journals, tasks and catalogs,
 kept to a few megabytes by their own design, and an entry may have 64: so there is no second store
 of rollups to keep in step with the log, no claim on writing one, and none that can be missing.
+
+**Revisions.** A machine is told the store's revision of each entry it applies. A writer learns that
+of its own entries only by reading them back, so its replica is *unconfirmed* for a while; a rollup
+is made from a confirmed one, since what it says of the entries below is all that stays of them.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -45,6 +49,9 @@ class Machine(Protocol[S, D]):
 
     `decode_diff(encode_diff(d))` must equal `d`, the same for states: the writer's own replica is
     made of decoded bytes too, so that it cannot differ from anybody else's.
+
+    A revision is 0 while it is not known: of an entry that this process wrote and did not read
+    back, and of the entry that carries a rollup, in the state it carries.
     """
 
     @property
@@ -54,7 +61,7 @@ class Machine(Protocol[S, D]):
 
     def initial(self) -> S: ...
 
-    def apply(self, state: S, diff: D) -> S: ...
+    def apply(self, state: S, diff: D, revision: int) -> S: ...
 
     def encode_diff(self, diff: D) -> bytes: ...
 
@@ -62,7 +69,9 @@ class Machine(Protocol[S, D]):
 
     def encode_state(self, state: S) -> bytes: ...
 
-    def decode_state(self, data: bytes, format: int) -> S: ...  # noqa: A002
+    def decode_state(self, data: bytes, format: int, revision: int) -> S:  # noqa: A002
+        """`revision` is that of the entry which carried `data`: it stands for 0 in there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +90,13 @@ class RollupPolicy:
     diffs_max: int = 1024
     bytes_max: int = 32 << 20
 
+    def may_be_due(self, diffs_since: int) -> bool:
+        """Whether the next entry may carry the state, whatever its size."""
+        return (diffs_since + 1) % self.diffs_min == 0
+
     def due(self, diffs_since: int, diff_bytes_since: int, base_bytes: int) -> bool:
         ordinal = diffs_since + 1
-        return ordinal % self.diffs_min == 0 and (
+        return self.may_be_due(diffs_since) and (
             diff_bytes_since >= base_bytes or ordinal >= self.diffs_max
         )
 
@@ -112,9 +125,9 @@ _ROLLUP_DECODER = msgspec.msgpack.Decoder(_Rollup)
 class Replica(Generic[S, D]):
     """The state of one log after entry `seqno`; -1 and the machine's initial state before any.
 
-    Invariant: equal to what every other reader has at the same `seqno`, whether it applied every
-    diff or started from a rollup on the way. It holds because the fold is a function of the
-    entries, and a rollup is the fold of the entries below and including its own.
+    Invariant: once confirmed, equal to what every other reader has at the same `seqno`, whether it
+    applied every diff or started from a rollup on the way. It holds because the fold is a function
+    of the entries, and a rollup is the fold of the entries below and including its own.
     """
 
     key: str
@@ -130,6 +143,8 @@ class Replica(Generic[S, D]):
     diffs_since: int = 0
     diff_bytes_since: int = 0
     base_bytes: int = 0
+    confirmed: bool = field(default=True, compare=False)
+    """The revision of every entry below and at `seqno` was known when it was applied."""
     newer: NewerFormat | None = None
     """Set if the next entry cannot be read by this release: the state is right, but not current,
     and nothing may be appended."""
@@ -152,7 +167,7 @@ class Replica(Generic[S, D]):
         state = self.state
         if entry.diff is not None:
             diff = self.machine.decode_diff(entry.diff, entry.format)
-            state = self.machine.apply(state, diff)
+            state = self.machine.apply(state, diff, versioned.revision)
         marks, forgotten = _remember(self.marks, self.forgotten, entry, versioned.seqno)
         rolled_up = entry.state is not None
         size = len(versioned.data)
@@ -167,6 +182,7 @@ class Replica(Generic[S, D]):
             diffs_since=0 if rolled_up else self.diffs_since + 1,
             diff_bytes_since=0 if rolled_up else self.diff_bytes_since + size,
             base_bytes=size if rolled_up else self.base_bytes,
+            confirmed=self.confirmed and versioned.revision > 0,
         )
         return following, diff
 
@@ -200,7 +216,7 @@ class Replica(Generic[S, D]):
             rollup = _ROLLUP_DECODER.decode(entry.state)
             return index + 1, replace(
                 Replica.empty(self.key, self.machine),
-                state=self.machine.decode_state(rollup.state, entry.format),
+                state=self.machine.decode_state(rollup.state, entry.format, versioned.revision),
                 seqno=versioned.seqno,
                 epoch=entry.epoch,
                 base=versioned.seqno,
@@ -292,6 +308,8 @@ def compose(
     )
     rolled_up = skipped = False
     if due:
+        if not replica.confirmed:
+            raise ValueError(f"{replica.key}: a rollup is due, and the replica is not confirmed")
         rollup = VersionedData(seqno, entries.encode(_with_state(entry, after)))
         limit = policy.bytes_max if bytes_max is None else min(policy.bytes_max, bytes_max)
         rolled_up = len(rollup.data) <= limit

@@ -159,7 +159,8 @@ class StateLog(Generic[S, D]):
 
     store: Consensus
     replica: Replica[S, D]
-    """As of the last append or refresh; somebody else may be further."""
+    """As of the last append or refresh; somebody else may be further. It does not know the
+    revisions of what this handle wrote, unless it is `confirmed`."""
     policy: RollupPolicy
     leads: int | None = None
     """The epoch this handle leads; what a leader gives to endpoints, to check in their commits."""
@@ -230,6 +231,11 @@ class StateLog(Generic[S, D]):
         """`refresh` for who holds the lock."""
         self.replica = await _catch_up(self.store, self.replica)
 
+    async def confirm(self) -> None:
+        """Learn the revisions of what this handle wrote; for who holds the lock."""
+        if not self.replica.confirmed:
+            self.replica = await load(self.store, self.key, self.replica.machine)
+
     def check_standing(self) -> None:
         """Refuse a command of a handle that is behind: fenced, or surprised by its own past."""
         if self.leads is not None and self.replica.epoch != self.leads:
@@ -285,7 +291,6 @@ class _Change(Generic[D]):
 
     diff: D | None
     epoch: int | None = None
-    roll_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +299,13 @@ class _Proposal(Generic[S, D]):
 
     log: StateLog[S, D]
     change: Callable[[Replica[S, D]], _Change[D] | None]
+    roll_up: bool = False
+
+    async def prepare(self) -> None:
+        """Read back what this handle wrote, if the next entry may be a rollup of it."""
+        log = self.log
+        if self.roll_up or log.policy.may_be_due(log.replica.diffs_since):
+            await log.confirm()
 
     def compose(self, token: bytes, *, bytes_max: int) -> Attempt[S, D] | None:
         log = self.log
@@ -313,7 +325,7 @@ class _Proposal(Generic[S, D]):
             change.diff,
             policy=log.policy,
             bytes_max=bytes_max,
-            force_rollup=change.roll_up,
+            force_rollup=self.roll_up,
         )
 
 
@@ -350,6 +362,7 @@ async def _land(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any, A
     losses, backoff = 0, Backoff(clamp_s=_CONTENTION_S_MAX)
     while True:
         for proposal in proposals:
+            await proposal.prepare()
             proposal.log.check_standing()
         try:
             attempts = _compose(proposals, token)
@@ -461,7 +474,7 @@ async def _truncate(log: StateLog[Any, Any], attempt: Attempt[Any, Any]) -> None
 async def _roll_up(log: StateLog[Any, Any]) -> None:
     """Make up for a rollup that did not fit beside the other commands of a batch."""
     with contextlib.suppress(PenstockError):  # its command is committed; the next meets the error
-        await _commit_one(log, lambda _: _Change(diff=None, roll_up=True))
+        await _commit([_Proposal(log, lambda _: _Change(diff=None), roll_up=True)])
 
 
 async def _commit_one(
