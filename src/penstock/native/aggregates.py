@@ -216,7 +216,7 @@ class Aggregates:
             case Strategy.SUM:
                 return Reduced(self._sum(node, node.column, value))
             case Strategy.APPEND:
-                batches = f.transform(self._in_order(value), lambda row: row["v"])
+                batches = f.transform(self._in_order(value, node.column), lambda row: row["v"])
                 some = self.add(f.max(value.isNotNull()))
                 return Reduced(f.when(some, f.flatten(batches)))
             case _:
@@ -268,10 +268,11 @@ class Aggregates:
         overflow = f.when(exact.isNotNull(), f.raise_error(message))
         return f.when(fits, total).otherwise(overflow)
 
-    def _in_order(self, value: Column) -> Column:
+    def _in_order(self, value: Column, layout: columns.Column | None = None) -> Column:
         """The values that are there, in read order, as structs of `ord` and `v`."""
         row = f.struct(self._order.alias("ord"), value.alias("v"))
-        return f.array_sort(self.add(f.collect_list(f.when(value.isNotNull(), row))))
+        rows = self.add(f.collect_list(f.when(value.isNotNull(), row)))
+        return sorted_by(rows, "ord", layout)
 
     def _unknown(self, value: Column) -> Column:
         """Members without a column: the last of each name. Spark keeps the later of equal names."""
@@ -281,15 +282,24 @@ class Aggregates:
     def _fold(self, node: Fold, value: Column, present: Column | None) -> Reduced:
         row = f.struct(self._order.alias("ord"), value.alias("v"))
         rows = self.add(f.collect_list(row if present is None else f.when(present, row)))
-        values = f.transform(f.array_sort(rows, _by_order), lambda row: row["v"])
+        values = f.transform(sorted_by(rows, "ord", node.column), lambda row: row["v"])
         name = f"{self._prefix}f{len(self.folds)}"
         self.folds.append((name, fold_values(node, full=self._full)(values, self._key_text)))
         return Reduced(f.col(name).getField("value"), f.col(name).getField("is_null"))
 
 
-def _by_order(a: Column, b: Column) -> Column:
-    """Compare rows by `ord` alone: their values may hold maps, which Spark cannot compare."""
-    return f.when(a["ord"] < b["ord"], -1).when(a["ord"] > b["ord"], 1).otherwise(0)
+def sorted_by(rows: Column, name: str, layout: columns.Column | None) -> Column:
+    """Structs sorted by their field `name`, which is unique and comes first.
+
+    Spark refuses to compare structs that hold a map anywhere (`layout` says what they hold), and
+    comparing by a function of ours is slower than by its own.
+    """
+    inside = [] if layout is None else [inner for _, inner in columns.walk(layout)]
+    if any(inner.kind is columns.Kind.MAP or inner.extra is not None for inner in inside):
+        return f.array_sort(
+            rows, lambda a, b: f.when(a[name] < b[name], -1).when(a[name] > b[name], 1).otherwise(0)
+        )
+    return f.array_sort(rows)
 
 
 def hidden(node: Members) -> set[str]:

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from penstock.model import columns
-from penstock.native.aggregates import Aggregates, Container, column
+from penstock.native.aggregates import Aggregates, Container, column, sorted_by
 from penstock.native.plan import Elements, ElementSet
 
 MakeAggregates = Callable[[str, Column], Aggregates]
@@ -119,10 +119,13 @@ def group_with_elements(
         .agg(*documents.all, *aggregates)
         .select(*keys, f.when(f.col(which) == 0, own).alias(within), *entries)
     )
-    names = reduced.columns[len(keys) + 1 :]
+    collected = [term for part in parts for term in part if term.name in reduced.columns]
     grouped = reduced.groupBy(*keys).agg(
         f.first(within, ignorenulls=True).alias(within),
-        *(f.array_sort(f.collect_list(name)).alias(name) for name in names),
+        *(
+            sorted_by(f.collect_list(term.name), "key", term.layout.item).alias(term.name)
+            for term in collected
+        ),
     )
     return grouped.withColumns(results)
 

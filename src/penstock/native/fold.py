@@ -41,22 +41,23 @@ def fold_documents(
     flag_type = t.BooleanType() if full else t.IntegerType()
     schema = t.StructType([*spark_schema(layout).fields, t.StructField(flag, flag_type)])
 
+    ordered = rows.repartition(*keys).sortWithinPartitions(*keys, order).drop(order)
+    names = ordered.columns
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         lookup = compiled(text).active_rules
+        named = (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
         outcomes = (
             outcome
-            for key, group in itertools.groupby(_documents(batches, layout, keys), _key_of)
+            for key, group in itertools.groupby(_documents(named, layout, keys), _key_of)
             for outcome in _outcomes((document for _, document in group), key, lookup, full=full)
         )
         while chunk := list(itertools.islice(outcomes, BATCH_ROWS)):
             yield _batch(chunk, layout, flag, full=full)
 
-    return (
-        rows.repartition(*keys)
-        .sortWithinPartitions(*keys, order)
-        .drop(order)
-        .mapInArrow(run, schema)
-    )
+    # Spark looks its columns up by name again, and reads `a.b` as a member of a.
+    by_position = ordered.toDF(*(f"c{i}" for i in range(len(names))))
+    return by_position.mapInArrow(run, schema)
 
 
 def _documents(

@@ -373,16 +373,10 @@ def _why_not_one_aggregate(rule: Rule, column: Column | None) -> str | None:
             return None
         case Strategy.SUM if kind in _NUMBERS and not nullable:
             return None
-        case Strategy.APPEND if column is not None and not nullable and _sortable(column):
-            return None if kind is columns.Kind.ARRAY else "append expects arrays"
+        case Strategy.APPEND if kind is columns.Kind.ARRAY and not nullable:
+            return None
         case _:
             return f"{rule.strategy.value} of {'null' if kind is None else kind.value}"
-
-
-def _sortable(column: Column) -> bool:
-    """Whether Spark can compare such values: it cannot where there is a map inside."""
-    inside = [column for _, column in columns.walk(column)]
-    return all(c.kind is not columns.Kind.MAP and c.extra is None for c in inside)
 
 
 def _unnamed_are_replaced(shape: Shape) -> bool:
@@ -410,11 +404,9 @@ def _elements(rule: Rule, shape: Shape, column: Column, at: str) -> Node:
     element = _element(inner, column.item, f"{at}/*")
     key = tuple(pointer.parse(part) for part in rule.key)
     if element is None:
-        return _fold("elements are containers themselves", shape, column, at)
+        return _fold("its elements need containers or Python themselves", shape, column, at)
     if not is_map and key and not all(_is_ordered(column.item, path) for path in key):
         return _fold("Spark orders the key of items differently", shape, column, at)
-    if not _sortable(column.item):
-        return _fold("elements hold maps, which Spark cannot put in order", shape, column, at)
     return Elements(at=at, column=column, key=() if is_map else key, element=element)
 
 
@@ -445,8 +437,8 @@ def _set(shape: Shape, column: Column, at: str) -> Node:
             return _fold("the terms of a set are not maps of one type", shape, column, at)
         inner = _only_unnamed(shape.objects.member(name))
         element = _element(inner, term.item, pointer.child(at, name) + "/*")
-        if element is None or not _sortable(term.item):
-            return _fold("elements are containers themselves", shape, column, at)
+        if element is None:
+            return _fold("its elements need containers or Python themselves", shape, column, at)
         plans[name] = element
     return ElementSet(at=at, column=column, element=plans["add"], removed=plans.get("remove"))
 

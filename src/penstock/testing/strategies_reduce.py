@@ -232,7 +232,7 @@ def locations() -> st.SearchStrategy[Grown]:
 @st.composite
 def documents(draw: st.DrawFn, children: st.SearchStrategy[Grown] | None = None) -> Grown:
     """Documents with the key `/id`, always "k": callers give them the keys they like."""
-    grown = draw(members(children or locations(), size_min=1))
+    grown = draw(members(locations() if children is None else children, size_min=1))
     schema = {
         **grown.schema,
         "properties": {**grown.schema["properties"], "id": {"type": "string"}},
@@ -240,3 +240,38 @@ def documents(draw: st.DrawFn, children: st.SearchStrategy[Grown] | None = None)
         "reduce": {"strategy": "merge"},
     }
     return Grown(schema=schema, values=grown.values.map(lambda members: {**members, "id": "k"}))
+
+
+@st.composite
+def starting_over(draw: st.DrawFn) -> Grown:
+    """Documents whose `/op` says whether they merge, replace what was before, or delete it."""
+    grown = draw(documents(flat_leaves()))
+    rules: dict[str, Any] = {
+        "m": {"strategy": "merge"},
+        "r": {"strategy": "lastWriteWins"},
+        "d": {"strategy": draw(st.sampled_from(["merge", "lastWriteWins"])), "delete": True},
+    }
+    starts = draw(st.sampled_from(["r", "d"]))
+    members = {name: value for name, value in grown.schema.items() if name != "reduce"}
+    op = {"enum": ["m", starts]}
+    schema = {
+        **members,
+        "properties": {**members["properties"], "op": op},
+        "required": [*members["required"], "op"],
+    }
+    if draw(st.booleans()):
+        schema |= {
+            "if": {"properties": {"op": {"const": starts}}},
+            "then": {"reduce": rules[starts]},
+            "else": {"reduce": rules["m"]},
+        }
+    else:
+        schema["oneOf"] = [
+            {"properties": {"op": {"const": name}}, "reduce": rules[name]}
+            for name in draw(st.permutations(["m", starts]))
+        ]
+    ops = st.sampled_from(["m", "m", starts])
+    return Grown(
+        schema=schema,
+        values=st.tuples(grown.values, ops).map(lambda both: {**both[0], "op": both[1]}),
+    )
