@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -48,6 +47,7 @@ from penstock.consensus.store import (
     Progress,
 )
 from penstock.errors import UsageError
+from penstock.testing.postgres import free_port
 
 
 @asynccontextmanager
@@ -298,7 +298,7 @@ async def test_heads_that_were_under_way_are_asked_again() -> None:
 
 async def test_a_committer_that_cannot_be_reached_has_seen_nothing() -> None:
     store = RpcConsensus(
-        f"grpc://127.0.0.1:{_free_port()}", RpcOptions(write_s=0.3, read_s=0.3, page_s=0.3)
+        f"grpc://127.0.0.1:{free_port()}", RpcOptions(write_s=0.3, read_s=0.3, page_s=0.3)
     )
     calls = (
         store.compare_and_set("k", V(0, b"")),
@@ -368,18 +368,12 @@ class _Reopened(MemoryBackend):
         self.calls: Counter[str] = Counter()
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 # --------------------------------------------------------------------------------------- lifecycle
 
 
 def test_a_client_may_be_made_before_there_is_a_loop() -> None:
     """B17."""
-    port = _free_port()
+    port = free_port()
     store = RpcConsensus(f"grpc://127.0.0.1:{port}")
 
     async def main() -> None:
@@ -394,7 +388,7 @@ async def test_connections_are_logged_once_on_either_side(caplog: pytest.LogCapt
     """B12: over a hundred calls and three reconnects."""
     caplog.set_level(logging.INFO, "penstock")
     backend = MemoryBackend()
-    port = _free_port()
+    port = free_port()
     store = RpcConsensus(f"grpc://127.0.0.1:{port}", client_id="me")
     received = []
     for round_ in range(4):

@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
 
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.address import CommitterAddress, is_own_listener
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
 from penstock.consensus.committer.proto import consensus_pb2 as pb
@@ -275,11 +274,15 @@ class RpcConsensus:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         backoff = Backoff()
+        reason: ConsensusError | None = None
         while True:
             try:
                 left_s = max(0.001, deadline - loop.time())
                 return await self._call(method, request, response, left_s)
             except ConsensusError as error:
+                if error.kind is ErrorKind.TIMEOUT and reason is not None:
+                    raise reason from error  # why it was tried again tells more than the deadline
+                reason = error
                 pause_s = backoff.next_s()
                 hopeless = error.kind.final or error.kind is ErrorKind.UNDEFINED_TABLE
                 if hopeless or self._closed or loop.time() + pause_s > deadline:

@@ -16,9 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-import grpc
-from grpc import aio
-
 from penstock import __version__
 from penstock.consensus.backend import Backend, PoolOptions
 from penstock.consensus.committer.address import (
@@ -32,6 +29,7 @@ from penstock.consensus.committer.address import (
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.guard import Healer, Recover, SchemaGuard
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
 from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService

@@ -22,11 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-from grpc import aio
-
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
     CasResult,

@@ -15,9 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer import wire
@@ -29,6 +27,7 @@ from penstock.consensus.committer.auth import (
     authorization_of,
 )
 from penstock.consensus.committer.committer import Caller, PersistCommitter
+from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.committer.sessions import Context, ServedSession, unexpected
 from penstock.consensus.store import CasResult, ConsensusError, Determinate, ErrorKind

@@ -13,11 +13,10 @@ import asyncio
 import logging
 from typing import Any
 
-from grpc import aio
-
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.auth import Access, Principal
 from penstock.consensus.committer.committer import Caller, PersistCommitter
+from penstock.consensus.committer.grpcio import aio
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
     CasResult,

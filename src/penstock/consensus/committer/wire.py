@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import grpc
-from grpc import aio
-
+from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
     CasResult,
