@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -398,6 +400,43 @@ async def test_b33_no_outcome_contradicts_the_store_wherever_the_connection_dies
     assert Indeterminate in seen
 
 
+WRITER = """
+import asyncio, sys
+from penstock import failpoints
+from penstock.consensus.postgres import PostgresBackend
+from penstock.consensus.store import VersionedData
+
+async def main(url, key, failpoint):
+    backend = await PostgresBackend.open(url)
+    failpoints.arm(failpoint)
+    for n in range(10):
+        await backend.commit([((key, VersionedData(n, b"")),)])
+        print(n, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "stored"),
+    [
+        pytest.param(postgres.BEFORE_COMMIT, 2, id="dies before COMMIT: rolled back"),
+        pytest.param(postgres.AFTER_COMMIT, 3, id="dies before the answer: committed"),
+    ],
+)
+async def test_a_crash_around_commit_is_all_or_nothing(
+    backend: PostgresBackend, shared_url: str, failpoint: str, stored: int
+) -> None:
+    key = new_key()
+    command = [sys.executable, "-c", WRITER, shared_url, key, f"{failpoint}:3"]
+    process = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+    assert process.returncode == 137
+    assert process.stdout.split() == [b"0", b"1"]
+    # Whoever comes next is not kept waiting by the locks of the dead.
+    assert (await backend.commit([((key, V(stored, b"")),)])).outcomes == (COMMITTED,)
+    assert len((await backend.scan(key, 0, SCAN_ALL)).entries) == stored + 1
+
+
 async def test_c41_what_was_acknowledged_survives_kill_9_of_the_server(
     own_postgres: PostgresServer,
 ) -> None:
@@ -456,9 +495,16 @@ async def test_connections_that_died_idle_are_replaced_unnoticed(
     assert "refused" in error.message
     own_postgres.start()
     await asyncio.gather(*[backend.head("k") for _ in range(20)])
-    own_postgres.stop()
-    own_postgres.start()
-    assert (await backend.commit([(("k", V(0, b"")),)])).outcomes == (COMMITTED,)
+    for call in (
+        lambda: backend.commit([(("k", V(0, b"")),)]),
+        lambda: backend.entries_since("", 0),
+        lambda: backend.heads_under(""),
+        lambda: backend.truncate("k", 0),
+    ):
+        own_postgres.stop()
+        own_postgres.start()
+        await call()
+    assert await backend.heads(["k"]) == {"k": 0}
     await backend.close()
 
 

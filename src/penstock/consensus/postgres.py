@@ -32,10 +32,13 @@ from psycopg.rows import TupleRow
 
 from penstock.consensus.backend import (
     LIST_PAGE,
+    PAGE_BYTES,
     PAGE_ENTRIES,
     SCHEMA_VERSION,
     Commit,
+    LivePage,
     PoolOptions,
+    Position,
     RevisionPage,
     ScanPage,
     Traits,
@@ -125,6 +128,14 @@ SELECT seqno, data, revision, available FROM (
     FROM (SELECT * FROM penstock.consensus_log WHERE shard = %s::text AND seqno >= %s::bigint
           ORDER BY seqno LIMIT %s::bigint) rows
 ) page WHERE size_before <= %s::bigint ORDER BY seqno"""
+LIVE = """
+SELECT shard, seqno, data, revision, available FROM (
+    SELECT shard, seqno, data, revision, count(*) OVER () AS available,
+           sum(octet_length(data)) OVER (ORDER BY shard, seqno) - octet_length(data) AS size_before
+    FROM (SELECT * FROM penstock.consensus_log
+          WHERE (shard, seqno) > (%s::text, %s::bigint) AND shard <= %s::text
+          ORDER BY shard, seqno LIMIT %s::bigint) rows
+) page WHERE size_before <= %s::bigint ORDER BY shard, seqno LIMIT %s::bigint"""
 # The prefix is compared in a way that no index serves: reading in revision order is the point.
 SIZES_SINCE = """
 SELECT revision, octet_length(data) FROM penstock.consensus_log
@@ -253,7 +264,7 @@ class PostgresBackend:
                 heads = connection.execute(HEADS_UNDER, prefix_range(prefix))
                 return _one(revision)[0], dict(heads.fetchall())
 
-        return await self._run(read)
+        return await self._idempotent(read)
 
     async def scan(
         self, key: str, from_: int, limit: int, *, bytes_max: int = SCAN_ALL
@@ -293,20 +304,39 @@ class PostgresBackend:
                     lost=lost,
                 )
 
+        return await self._idempotent(read)
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        low, high = prefix_range(prefix)
+        behind = (*max(after, (low, -1)), high, PAGE_ENTRIES + 1, PAGE_BYTES, PAGE_ENTRIES)
+
+        def read(connection: Connection) -> LivePage:
+            with _snapshot(connection):
+                current = connection.execute(REVISION)
+                found = connection.execute(LIVE, behind, binary=True)
+                rows = found.fetchall()
+                return LivePage(
+                    entries=tuple((key, VersionedData(*entry)) for key, *entry, _ in rows),
+                    revision=_one(current)[0],
+                    more=bool(rows) and len(rows) < rows[0][-1],
+                )
+
         return await self._run(read)
 
     async def _query(self, statement: str, *parameters: object) -> list[TupleRow]:
-        """One statement without side effects; a connection that died idle is worth a second try."""
-
         def read(connection: Connection) -> list[TupleRow]:
             return connection.execute(
                 statement, parameters or None, prepare=True, binary=True
             ).fetchall()
 
+        return await self._idempotent(read)
+
+    async def _idempotent(self, work: Callable[[Connection], T]) -> T:
+        """What may be done twice is worth a second try: the connection may have died idle."""
         try:
-            return await self._run(read)
+            return await self._run(work)
         except Indeterminate:
-            return await self._run(read)
+            return await self._run(work)
 
     # ---------------------------------------------------------------------------------- writes
 
@@ -328,7 +358,7 @@ class PostgresBackend:
             parameters = {"key": key, "seqno": seqno}
             return _one(connection.execute(TRUNCATE, parameters, prepare=True))
 
-        head, count = await self._run(truncate)
+        head, count = await self._idempotent(truncate)
         if head is None or seqno > head:
             raise truncate_bound(key, seqno, head)
         return int(count)
