@@ -25,6 +25,8 @@ class Persistd:
     log: Path
     options: Sequence[str] = ()
     listen: str = "127.0.0.1:0"
+    admin: str = ""
+    """Address of its admin page, once started; a new one each time."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,12 +49,13 @@ class Persistd:
             self.process = subprocess.Popen(  # noqa: S603
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
             )
-        listening = re.match(rb"persistd listening on (\S+)", self._announcement(self.process))
+        said = self._announcement(self.process)
+        listening = re.match(rb"persistd listening on (\S+) admin (\S+)", said)
         if listening is None:
             self.kill()
             last = self.log.read_text(errors="replace").splitlines()[-20:]
             raise Unavailable("persistd did not start", why="\n".join(last))
-        self.listen = listening[1].decode()
+        self.listen, self.admin = listening[1].decode(), listening[2].decode()
 
     def _announcement(self, process: subprocess.Popen[bytes]) -> bytes:
         timer = threading.Timer(_START_S_MAX, process.kill)
