@@ -295,13 +295,15 @@ class PersistCommitter:
         `may` raises for a key that the caller has no right to.
         """
         with self.metrics.operation("cas", caller.transport, len(batch)) as operation:
+            self.check()
             outcomes: list[Outcome | None] = []
             units: list[Unit] = []
             sizes = self.metrics.entry_bytes.labels("cas")
-            for key, new in batch:
+            bytes_max = self.options.entry_bytes_max
+            for element in batch:
+                key, new = element
                 try:
-                    self.check()
-                    check_entry(key, new, entry_bytes_max=self.options.entry_bytes_max)
+                    check_entry(key, new, entry_bytes_max=bytes_max)
                     if may is not None:
                         may(key)
                     self._admit(caller, len(new.data), key)
@@ -309,17 +311,19 @@ class PersistCommitter:
                     outcomes.append(error)
                 else:
                     sizes.observe(len(new.data))
-                    units.append(((key, new),))
+                    units.append((element,))
                     outcomes.append(None)
             try:
-                committed = iter(await self._group.commit_each(units) if units else ())
+                committed = await self._group.commit_each(units) if units else []
             finally:
-                for unit in units:
-                    for key, new in unit:
-                        self.admission.leave(caller.client, len(new.data), key)
-            results = [next(committed) if o is None else o for o in outcomes]
-            operation.outcomes(collections.Counter(map(result_of, results)))
-            return results
+                for ((key, new),) in units:
+                    self.admission.leave(caller.client, len(new.data), key)
+            operation.outcomes(_tally(committed))
+            if len(units) == len(batch):
+                return committed
+            operation.outcomes(_tally([o for o in outcomes if o is not None]))
+            settled = iter(committed)
+            return [next(settled) if o is None else o for o in outcomes]
 
     async def compare_and_set_many(
         self, batch: Batch, *, caller: Caller = IN_PROCESS
@@ -350,7 +354,7 @@ class PersistCommitter:
             finally:
                 self.admission.leave(caller.client, size)
             results = [next(committed) if o is None else o for o in outcomes]
-            operation.outcomes(collections.Counter(map(result_of, results)))
+            operation.outcomes(_tally(results))
             return results
 
     async def compare_and_set_all(self, batch: Batch, *, caller: Caller = IN_PROCESS) -> CasResult:
@@ -502,3 +506,11 @@ class PersistCommitter:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _tally(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many ended how; nearly all are committed, and counting those by identity is cheap."""
+    committed = outcomes.count(CasResult.COMMITTED)
+    if committed == len(outcomes):
+        return {"committed": committed}
+    return collections.Counter(map(result_of, outcomes))

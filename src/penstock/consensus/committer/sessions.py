@@ -43,6 +43,7 @@ class ServedSession:
         self._context = context
         self._who = who
         self._caller = caller
+        self._may = None if who.access is Access.ADMIN else self._check_write
         self._incarnation = committer.incarnation
         self._answers = pb.SessionResponse()
         self._pending = False
@@ -71,7 +72,7 @@ class ServedSession:
         try:
             self._committer.check(self._incarnation)
             outcomes = await self._committer.compare_and_set_each(
-                batch, caller=self._caller, may=self._may_write
+                batch, caller=self._caller, may=self._may
             )
         except ConsensusError as error:
             outcomes = [error] * len(batch)
@@ -119,7 +120,7 @@ class ServedSession:
         self._answers.failed.append(number)
         self._answers.errors.append(wire.to_error(error))
 
-    def _may_write(self, key: str) -> None:
+    def _check_write(self, key: str) -> None:
         self._who.check(Access.WRITE, key)
 
     async def _flush(self) -> None:
