@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 WORKLOADS: Mapping[str, str] = {
     "model": "penstock.bench.model:run",
+    "consensus": "penstock.bench.consensus:run",
 }
 
 REPETITIONS = 5
