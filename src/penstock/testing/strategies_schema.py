@@ -81,7 +81,7 @@ _plain = st.sampled_from([{"type": "null"}, {"type": "boolean"}, {}, True, False
 
 
 @st.composite
-def _objects(draw: st.DrawFn, below: st.SearchStrategy[Any]) -> Schema:
+def _objects(draw: st.DrawFn, below: st.SearchStrategy[Any], plain: bool = False) -> Schema:
     schema: Schema = {"type": "object"}
     named = draw(st.dictionaries(names, below, max_size=4))
     if named:
@@ -95,7 +95,7 @@ def _objects(draw: st.DrawFn, below: st.SearchStrategy[Any]) -> Schema:
             schema["additionalProperties"] = False
         case 2:
             schema["additionalProperties"] = draw(below)
-        case 3:
+        case 3 if not plain:
             schema["patternProperties"] = {draw(st.sampled_from(["^a", "c|d", "^_"])): draw(below)}
         case _:
             pass
@@ -103,9 +103,9 @@ def _objects(draw: st.DrawFn, below: st.SearchStrategy[Any]) -> Schema:
 
 
 @st.composite
-def _arrays(draw: st.DrawFn, below: st.SearchStrategy[Any]) -> Schema:
+def _arrays(draw: st.DrawFn, below: st.SearchStrategy[Any], plain: bool = False) -> Schema:
     schema: Schema = {"type": "array", "items": draw(below)}
-    if draw(st.integers(0, 4)) == 0:
+    if not plain and draw(st.integers(0, 4)) == 0:
         schema["items"] = draw(st.lists(below, min_size=1, max_size=2))
         if draw(st.booleans()):
             schema["additionalItems"] = draw(below)
@@ -113,7 +113,7 @@ def _arrays(draw: st.DrawFn, below: st.SearchStrategy[Any]) -> Schema:
         schema["minItems"] = draw(st.integers(0, 2))
     if draw(st.integers(0, 2)) == 0:
         schema["maxItems"] = draw(st.integers(0, 3))
-    if draw(st.integers(0, 5)) == 0:
+    if not plain and draw(st.integers(0, 5)) == 0:
         schema["contains"] = draw(below)
     return schema
 
@@ -166,7 +166,20 @@ def _structured(below: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(_objects(below), _arrays(below), _nullable(below))
 
 
+def _plainly(below: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        _objects(below, plain=True), _arrays(below, plain=True), _nullable(below), _nullable(below)
+    )
+
+
 _structures: st.SearchStrategy[Any] = st.recursive(_simple, _structured, max_leaves=8)
+
+plain_bodies: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(_numeric(), _textual(), _listed, _nullable(st.one_of(_numeric(), _textual()))),
+    _plainly,
+    max_leaves=8,
+)
+"""Schemas without tuples, patterns of names, references and alternatives."""
 
 
 @st.composite
@@ -186,7 +199,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 @st.composite
 def collection_schemas(draw: st.DrawFn, bodies: st.SearchStrategy[Any] | None = None) -> Schema:
     """A schema as collections have them: an object at the root with a few named members."""
-    members = bodies or st.one_of(_structures, _structures, _bodies)
+    members = st.one_of(_structures, _structures, _bodies) if bodies is None else bodies
     root = draw(_objects(members))
     root.setdefault("properties", {}).setdefault("k", {"type": "string"})
     root["required"] = sorted({*root.get("required", ()), "k"})
@@ -196,89 +209,115 @@ def collection_schemas(draw: st.DrawFn, bodies: st.SearchStrategy[Any] | None = 
     return root
 
 
-def values_of(schema: Any, root: Any = None, depth: int = 0) -> st.SearchStrategy[Any]:  # noqa: ANN401
-    """Values that probably fit `schema`; about one in ten is arbitrary."""
-    fitting = _fitting(schema, schema if root is None else root, depth)
-    return st.integers(0, 9).flatmap(lambda dice: json_values if dice == 0 else fitting)
+def values_of(schema: Any, *, noise: int = 1) -> st.SearchStrategy[Any]:  # noqa: ANN401
+    """Values that probably fit `schema`; at each location, `noise` of ten are arbitrary."""
+    return _Values(schema, noise).of(schema, 0)
 
 
-def _fitting(schema: Any, root: Any, depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
-    if isinstance(schema, bool) or not schema or depth > 5:
-        return json_values
-    if "const" in schema:
-        return st.just(schema["const"])
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
-    if "$ref" in schema:
-        return _fitting(root.get("$defs", {}).get(schema["$ref"][-1], True), root, depth + 1)
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if keyword in schema and "type" not in schema:
-            options = [_fitting(option, root, depth + 1) for option in schema[keyword]]
-            return st.one_of(options)
-    if "if" in schema and "type" not in schema:
-        return st.one_of(
-            _fitting(schema["then"], root, depth), _fitting(schema["else"], root, depth)
+class _Values:
+    """Values for one schema document."""
+
+    def __init__(self, root: Any, noise: int) -> None:  # noqa: ANN401
+        self._definitions = root.get("$defs", {}) if isinstance(root, dict) else {}
+        self._noise = noise
+
+    def of(self, schema: Any, depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
+        fitting = self._fitting(schema, depth)
+        if not self._noise:
+            return fitting
+        return st.integers(0, 9).flatmap(
+            lambda dice: json_values if dice < self._noise else fitting
         )
-    types = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
-    types = [types] if isinstance(types, str) else types
-    return st.sampled_from(types).flatmap(lambda kind: _BY_TYPE[kind](schema, root, depth))
+
+    def _fitting(self, schema: Any, depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
+        if isinstance(schema, bool) or not schema or depth > 5:
+            return json_values
+        if "const" in schema:
+            return st.just(schema["const"])
+        if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        if "$ref" in schema:
+            return self._fitting(self._definitions.get(schema["$ref"][-1], True), depth + 1)
+        if "type" not in schema:
+            options = [
+                o for k in ("anyOf", "oneOf", "allOf", "then", "else") for o in _list(schema, k)
+            ]
+            if options:
+                return st.one_of([self._fitting(option, depth + 1) for option in options])
+        types = schema.get("type", ["null", "boolean", "number", "string", "array", "object"])
+        types = [types] if isinstance(types, str) else types
+        return st.sampled_from(types).flatmap(lambda kind: self._typed(kind, schema, depth))
+
+    def _typed(self, kind: str, schema: Schema, depth: int) -> st.SearchStrategy[Any]:
+        match kind:
+            case "null":
+                return st.none()
+            case "boolean":
+                return st.booleans()
+            case "integer" | "number":
+                return _numbers(schema, integral=kind == "integer")
+            case "string":
+                long = schema.get("minLength", 0) > 1
+                return st.sampled_from([*TEXTS, "aaaa", "ééé"]) if long else texts
+            case "array":
+                return self._array(schema, depth)
+            case _:
+                return self.object(schema, depth)
+
+    def _array(self, schema: Schema, depth: int) -> st.SearchStrategy[Any]:
+        items = schema.get("items", True)
+        low = schema.get("minItems", 0)
+        high = max(low, schema.get("maxItems", 3))
+        if isinstance(items, list):
+            heads = st.tuples(*(self.of(item, depth + 1) for item in items)).map(list)
+            rest = self.of(schema.get("additionalItems", True), depth + 1)
+            return st.builds(lambda head, tail: head + tail, heads, st.lists(rest, max_size=1))
+        return st.lists(self.of(items, depth + 1), min_size=low, max_size=high)
+
+    def object(self, schema: Schema, depth: int) -> st.SearchStrategy[Any]:
+        properties = schema.get("properties", {})
+        named = {name: self.of(below, depth + 1) for name, below in properties.items()}
+        sure = {name: named.get(name, json_values) for name in schema.get("required", ())}
+        maybe = {name: value for name, value in named.items() if name not in sure}
+        fixed = st.fixed_dictionaries(sure, optional=maybe)
+        additional = schema.get("additionalProperties", True)
+        if additional is False:
+            return fixed
+        others = st.dictionaries(names, self.of(additional, depth + 1), max_size=2)
+        return st.builds(lambda extra, known: {**extra, **known}, others | st.just({}), fixed)
 
 
-def _number_of(schema: Any, _root: Any, _depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
+def _list(schema: Schema, keyword: str) -> list[Any]:
+    said = schema.get(keyword, [])
+    return said if isinstance(said, list) else [said]
+
+
+def _numbers(schema: Schema, *, integral: bool) -> st.SearchStrategy[Any]:
     step = schema.get("multipleOf", 1)
     low, high = schema.get("minimum"), schema.get("maximum")
-    scaled = st.integers(-300, 300).map(lambda i: i * step if step >= 1 else i / round(1 / step))
     near = st.sampled_from([v for v in (low, high, 3, 5) if v is not None])
+    if integral:
+        return st.one_of(near, integers, st.sampled_from([1.0, 7.0, -12.0]))
+    scaled = st.integers(-300, 300).map(lambda i: i * step if step >= 1 else i / round(1 / step))
     return st.one_of(near, integers, scaled, floats)
-
-
-def _string_of(schema: Any, _root: Any, _depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
-    return texts if schema.get("minLength", 0) < 2 else st.sampled_from([*TEXTS, "aaaa", "ééé"])
-
-
-def _array_of(schema: Any, root: Any, depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
-    items = schema.get("items", True)
-    low = schema.get("minItems", 0)
-    high = max(low, schema.get("maxItems", 3))
-    if isinstance(items, list):
-        heads = st.tuples(*(values_of(item, root, depth + 1) for item in items)).map(list)
-        rest = st.lists(values_of(schema.get("additionalItems", True), root, depth + 1), max_size=1)
-        return st.builds(lambda head, tail: head + tail, heads, rest)
-    return st.lists(values_of(items, root, depth + 1), min_size=low, max_size=high)
-
-
-def _object_of(schema: Any, root: Any, depth: int) -> st.SearchStrategy[Any]:  # noqa: ANN401
-    named = {
-        name: values_of(below, root, depth + 1)
-        for name, below in schema.get("properties", {}).items()
-    }
-    required = schema.get("required", ())
-    sure = {name: named.get(name, json_values) for name in required}
-    maybe = {name: value for name, value in named.items() if name not in sure}
-    fixed = st.fixed_dictionaries(sure, optional=maybe)
-    additional = schema.get("additionalProperties", True)
-    if additional is False:
-        return fixed
-    others = st.dictionaries(names, values_of(additional, root, depth + 1), max_size=2)
-    return st.builds(lambda extra, known: {**extra, **known}, others | st.just({}), fixed)
-
-
-_BY_TYPE: dict[str, Callable[[Any, Any, int], st.SearchStrategy[Any]]] = {
-    "null": lambda *_: st.none(),
-    "boolean": lambda *_: st.booleans(),
-    "integer": _number_of,
-    "number": _number_of,
-    "string": _string_of,
-    "array": _array_of,
-    "object": _object_of,
-}
 
 
 @st.composite
 def cases(
-    draw: st.DrawFn, *, documents_max: int = 8, bodies: st.SearchStrategy[Any] | None = None
+    draw: st.DrawFn,
+    *,
+    documents_max: int = 8,
+    bodies: st.SearchStrategy[Any] | None = None,
+    widened: Callable[[Schema], Schema] | None = None,
 ) -> tuple[Schema, list[dict[str, Any]]]:
-    """A collection schema, and documents (objects) that fit it or nearly do."""
+    """A collection schema, and documents (objects) that fit it or nearly do.
+
+    With `widened`, every other document fits what that makes of the schema, and breaks the schema.
+    """
     schema = draw(collection_schemas(bodies))
-    documents = draw(st.lists(_object_of(schema, schema, 0), min_size=1, max_size=documents_max))
-    return schema, documents
+    if widened is None:
+        documents = _Values(schema, 1).object(schema, 0)
+    else:
+        wide = _Values({}, 0).object(widened(schema), 0)
+        documents = st.one_of(wide, _Values(schema, 0).object(schema, 0))
+    return schema, draw(st.lists(documents, min_size=1, max_size=documents_max))
