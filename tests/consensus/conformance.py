@@ -37,6 +37,7 @@ from penstock.consensus.store import (
     Entry,
     ErrorKind,
     Indeterminate,
+    Live,
     Progress,
     Resync,
     SubscribeEvent,
@@ -118,6 +119,27 @@ async def take_until(
 def own_tasks() -> set[asyncio.Task[Any]]:
     """Tasks of Python code: gRPC's server, written in Cython, keeps one waiting for requests."""
     return {t for t in asyncio.all_tasks() if isinstance(t.get_coro(), types.CoroutineType)}
+
+
+def gather(logs: dict[str, list[VersionedData]], event: Live) -> None:
+    """What a reader of a snapshot keeps: a log begins anew with an entry that does not follow."""
+    for key, entry in event.entries:
+        log = logs.setdefault(key, [])
+        if log and entry.seqno != log[-1].seqno + 1:
+            assert entry.seqno > log[-1].seqno
+            log.clear()
+        log.append(entry)
+
+
+async def taken(store: Consensus, prefix: str) -> tuple[dict[str, list[VersionedData]], int]:
+    """A snapshot: the logs by key, and the revision."""
+    logs: dict[str, list[VersionedData]] = {}
+    events = [event async for event in store.snapshot(prefix)]
+    for event in events[:-1]:
+        assert isinstance(event, Live)
+        gather(logs, event)
+    assert isinstance(events[-1], Progress)
+    return logs, events[-1].revision
 
 
 def watched(events: list[WatchEvent]) -> list[tuple[str, VersionedData]]:
@@ -682,6 +704,124 @@ class ConsensusConformance:
                 await take_until(subject.store.watch("", revision), bool)
             assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
 
+    # ----------------------------------------------------------------------------------- snapshot
+
+    async def test_a_snapshot_of_nothing_has_a_revision(self, subject: Subject) -> None:
+        store, key = subject.store, new_key()
+        await fill(store, key, 1)
+        head = await store.head(key, fresh=True)
+        assert head is not None
+        logs, revision = await taken(store, new_key("/"))
+        assert logs == {}
+        assert revision >= head.revision
+
+    async def test_a_snapshot_has_the_live_entries_and_no_others(self, subject: Subject) -> None:
+        store, base = subject.store, new_key("/")
+        for key, count in (("a", 3), ("b", 1), ("a/c", 5), ("ä", 2)):
+            await fill(store, base + key, count)
+        await fill(store, f"{base[:-1]}x", 2)  # shares all but the end of the prefix
+        await store.truncate(f"{base}a/c", 3)
+        logs, revision = await taken(store, base)
+        assert {k.removeprefix(base): [e.seqno for e in log] for k, log in logs.items()} == {
+            "a": [0, 1, 2],
+            "a/c": [3, 4],
+            "b": [0],
+            "ä": [0, 1],
+        }
+        for key, log in logs.items():
+            assert log == await store.scan(key, 0)
+            assert all(0 < entry.revision <= revision for entry in log)
+        whole, _ = await taken(store, "")
+        assert logs.items() <= whole.items()
+
+    async def test_a_snapshot_of_ten_thousand_keys_comes_in_pages(self, subject: Subject) -> None:
+        store, base = subject.store, new_key("/")
+        keys = [f"{base}{n:05}" for n in range(10_000)]
+        for start in range(0, len(keys), ATOMIC_ELEMENTS_MAX):
+            batch = [(key, V(0, key.encode())) for key in keys[start : start + ATOMIC_ELEMENTS_MAX]]
+            assert await store.compare_and_set_all(batch) is COMMITTED
+        events = [event async for event in store.snapshot(base)]
+        pages = [event for event in events if isinstance(event, Live)]
+        assert len(pages) > 2
+        assert max(len(page.entries) for page in pages) < len(keys) / 2
+        assert [key for page in pages for key, _ in page.entries] == keys
+        assert isinstance(events[-1], Progress)
+
+    async def test_a_snapshot_and_then_a_watch_miss_and_repeat_nothing(
+        self, subject: Subject
+    ) -> None:
+        """Logs whose writers truncate behind themselves, as state logs do, between all pages."""
+        store, other, base = subject.store, await subject.another(), new_key("/")
+        keys = [f"{base}{n}" for n in range(5)]
+        bulk = bytes(1 << 20)  # a page holds some eight of them
+        for n in range(4):
+            for key in keys:
+                assert await store.compare_and_set(key, V(n, bulk)) is COMMITTED
+        heads = dict.fromkeys(keys, 3)
+
+        async def write(key: str, *, truncate: bool) -> None:
+            heads[key] += 1
+            assert await other.compare_and_set(key, V(heads[key], b"later")) is COMMITTED
+            if truncate:
+                await other.truncate(key, heads[key])
+
+        logs: dict[str, list[VersionedData]] = {}
+        revision = -1
+        turn = 0
+        async for event in store.snapshot(base):
+            if isinstance(event, Progress):
+                assert revision < 0
+                revision = event.revision
+                continue
+            gather(logs, event)
+            # Behind, on and before the page that was read: cut off, appended to, created.
+            for offset, key in enumerate(keys):
+                await write(key, truncate=(turn + offset) % 2 == 0)
+            await fill(other, f"{base}{turn}/new", 2)
+            heads[f"{base}{turn}/new"] = 1
+            turn += 1
+        assert turn > 2
+        now = {key: await store.scan(key, 0) for key in heads}
+        for key, log in now.items():
+            live = [entry for entry in log if entry.revision <= revision]
+            known = logs.get(key, [])
+            assert known[len(known) - len(live) :] == live
+            assert all(entry.revision <= revision for entry in known)
+            # What is left of each is one log: contiguous up to the head as of the revision.
+            assert [e.seqno for e in known] == list(
+                range(known[0].seqno, known[0].seqno + len(known)) if known else ()
+            )
+        due = sum(entry.revision > revision for log in now.values() for entry in log)
+        await fill(other, f"{base}end", 1)
+        events = await take_until(
+            store.watch(base, revision),
+            lambda events: any(key == f"{base}end" for key, _ in watched(events)),
+        )
+        if not any(isinstance(event, WatchResync) for event in events):
+            assert len(watched(events)) == due + 1
+            assert all(entry.revision > revision for _, entry in watched(events))
+
+    async def test_a_snapshot_beside_writers_is_of_one_revision(self, subject: Subject) -> None:
+        """Keys that only ever move together are seen together."""
+        stores, base = [subject.store, await subject.another()], new_key("/")
+        keys = [f"{base}{n:04}" for n in range(700)]
+        done = asyncio.Event()
+
+        async def write() -> None:
+            for n in range(6):  # three pages, in the end
+                batch = [(key, V(n, b"")) for key in keys]
+                assert await stores[1].compare_and_set_all(batch) is COMMITTED
+            done.set()
+
+        async def read() -> None:
+            while not done.is_set():
+                logs, revision = await taken(stores[0], base)
+                assert len({log[-1].seqno for log in logs.values()}) <= 1
+                assert len(logs) in (0, len(keys))
+                assert all(log[-1].revision <= revision for log in logs.values())
+
+        await asyncio.gather(write(), read())
+
     # ----------------------------------------------------------------------------------- identity
 
     async def test_c44_a_fresh_head_sees_a_foreign_commit(self, subject: Subject) -> None:
@@ -712,7 +852,13 @@ class ConsensusConformance:
             store.incarnation(),
         ):
             await refused(call, ErrorKind.UNAVAILABLE)
-        for stream in (store.subscribe(key, 0), store.watch("", 0), store.list_keys()):
+        streams = (
+            store.subscribe(key, 0),
+            store.watch("", 0),
+            store.list_keys(),
+            store.snapshot(""),
+        )
+        for stream in streams:
             with pytest.raises(Determinate) as caught:
                 await take_until(cast("AsyncIterator[object]", stream), bool)
             assert caught.value.kind is ErrorKind.UNAVAILABLE

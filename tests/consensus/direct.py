@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from penstock.consensus.backend import LIST_PAGE, Backend, Unit
 from penstock.consensus.coalesce import GroupCommit, GroupCommitOptions
+from penstock.consensus.snapshot import read_page, read_snapshot
 from penstock.consensus.store import (
     ENTRY_BYTES_MAX,
     SCAN_ALL,
@@ -21,6 +22,7 @@ from penstock.consensus.store import (
     Progress,
     Resync,
     ResyncReason,
+    SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
@@ -90,6 +92,10 @@ class DirectConsensus:
         check_seqno(from_)
         check_limit(limit)
         return list((await self.backend.scan(key, from_, limit)).entries)
+
+    def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
+        check_prefix(prefix)
+        return read_snapshot(lambda behind: read_page(self.backend, prefix, behind))
 
     async def truncate(self, key: str, seqno: int) -> int | None:
         check_key(key)

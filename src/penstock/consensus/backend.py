@@ -34,6 +34,9 @@ from penstock.errors import UserError
 Unit = tuple[tuple[str, VersionedData], ...]
 """Appends that commit together or not at all; keys are distinct."""
 
+Position = tuple[str, int]
+"""Of an entry in the store: its key and seqno."""
+
 SCHEMA_VERSION = 1
 """Of the tables of both databases, written with the incarnation."""
 
@@ -114,6 +117,15 @@ class RevisionPage:
     lost: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePage:
+    """Live entries behind a position, by key and then seqno, as of `revision`; `more`: read on."""
+
+    entries: tuple[tuple[str, VersionedData], ...]
+    revision: int
+    more: bool
+
+
 class Backend(Protocol):
     """A durable store. Every method raises `ConsensusError` only; reads are linearizable."""
 
@@ -172,6 +184,13 @@ class Backend(Protocol):
         """The next page of entries above `revision` under `prefix`, from one snapshot.
 
         Whole revisions only; at least one, and up to about `PAGE_ENTRIES` and `PAGE_BYTES`.
+        """
+        ...
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        """The next page of entries under `prefix` behind `after`, from one snapshot.
+
+        Up to `PAGE_ENTRIES`; ends early behind the entry that passes `PAGE_BYTES`.
         """
         ...
 

@@ -20,6 +20,7 @@ from penstock.consensus.store import (
     ConsensusError,
     Determinate,
     ErrorKind,
+    SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
@@ -78,6 +79,9 @@ class BlockingConsensus:
 
     def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         return self._wait(self._inner.scan(key, from_, limit))
+
+    def snapshot(self, prefix: str) -> Iterator[SnapshotEvent]:
+        return self._each(self._inner.snapshot(prefix))
 
     def truncate(self, key: str, seqno: int) -> int | None:
         return self._wait(self._inner.truncate(key, seqno))

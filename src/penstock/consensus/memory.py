@@ -15,7 +15,11 @@ from dataclasses import replace
 
 from penstock.consensus.backend import (
     LIST_PAGE,
+    PAGE_BYTES,
+    PAGE_ENTRIES,
     Commit,
+    LivePage,
+    Position,
     RevisionPage,
     ScanPage,
     Traits,
@@ -149,6 +153,23 @@ class MemoryBackend:
                 more=end is not None,
                 lost=lost,
             )
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        await self._turn()
+        with self._lock:
+            found = [
+                (key, entry)
+                for key in sorted(key for key in self._logs if key.startswith(prefix))
+                if key >= after[0]
+                for entry in self._logs[key]
+                if (key, entry.seqno) > after
+            ]
+            revision = self._revision
+        size = count = 0
+        while count < min(len(found), PAGE_ENTRIES) and size <= PAGE_BYTES:
+            size += len(found[count][1].data)
+            count += 1
+        return LivePage(entries=tuple(found[:count]), revision=revision, more=count < len(found))
 
     async def close(self) -> None:
         self._closed = True

@@ -26,9 +26,12 @@ from typing import TypeVar
 
 from penstock.consensus.backend import (
     LIST_PAGE,
+    PAGE_BYTES,
     PAGE_ENTRIES,
     SCHEMA_VERSION,
     Commit,
+    LivePage,
+    Position,
     RevisionPage,
     ScanPage,
     Traits,
@@ -101,6 +104,9 @@ ENTRIES_SINCE = """
 SELECT shard, seqno, data, revision FROM consensus_log INDEXED BY consensus_log_revision
 WHERE revision > ? AND revision <= ? AND shard >= ? AND shard <= ?
 ORDER BY revision, shard, seqno"""
+LIVE = """
+SELECT shard, seqno, data, revision FROM consensus_log
+WHERE (shard, seqno) > (?, ?) AND shard <= ? ORDER BY shard, seqno LIMIT ?"""
 LOST_SINCE = """
 SELECT 1 FROM consensus_floor INDEXED BY consensus_floor_revision
 WHERE revision > ? AND shard >= ? AND shard <= ? LIMIT 1"""
@@ -252,6 +258,22 @@ class SqliteBackend:
                 more=end is not None,
                 lost=lost,
             )
+
+        return await self._read(read)
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        low, high = prefix_range(prefix)
+
+        def read(db: sqlite3.Connection) -> LivePage:
+            revision = int(_one(db, REVISION)[0])
+            entries: list[tuple[str, VersionedData]] = []
+            size = 0
+            for key, *entry in db.execute(LIVE, (*max(after, (low, -1)), high, PAGE_ENTRIES + 1)):
+                if size > PAGE_BYTES or len(entries) == PAGE_ENTRIES:
+                    return LivePage(entries=tuple(entries), revision=revision, more=True)
+                entries.append((key, VersionedData(*entry)))
+                size += len(entries[-1][1].data)
+            return LivePage(entries=tuple(entries), revision=revision, more=False)
 
         return await self._read(read)
 

@@ -29,7 +29,8 @@ says that it may have happened, or may yet. Whatever is not proven determinate i
 so is everything a caller stopped waiting for (cancelled, timed out). Who may send it again:
 
     operation                      after Determinate             after Indeterminate
-    list, head, scan, subscribe    any layer                     any layer: no side effects
+    list, head, scan, snapshot,
+    subscribe, watch               any layer                     any layer: no side effects
     truncate                       any layer                     any layer: idempotent
     compare_and_set*               any layer, identical bytes,   the state log only, which knows its
                                    unless `kind.final`           own entry when it reads it back
@@ -168,6 +169,20 @@ class WatchResync:
 
 
 WatchEvent = Entries | Progress | WatchResync
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Some of the entries that are live under a prefix, in any order of their keys.
+
+    Entries of one key come in the order of their seqnos, in this event and over all of them. If one
+    does not follow the one before, truncation went past that: the log begins with it.
+    """
+
+    entries: tuple[tuple[str, VersionedData], ...]
+
+
+SnapshotEvent = Live | Progress
 
 
 # ---------------------------------------------------------------------------------------- errors
@@ -310,6 +325,15 @@ class Consensus(Protocol):
 
         Starts at the floor if `from_` is below it; empty if the key is absent or `from_` is above
         the head.
+        """
+        ...
+
+    def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
+        """Every live entry of every key under `prefix`, once, as of one revision; page by page.
+
+        The last event is the `Progress` that says which revision that is: every log is whole up to
+        there, and `watch(prefix, revision)` goes on without a gap or a repetition. Writers and
+        truncation may go on meanwhile.
         """
         ...
 

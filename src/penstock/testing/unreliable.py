@@ -23,6 +23,7 @@ from penstock.consensus.store import (
     Determinate,
     ErrorKind,
     Indeterminate,
+    SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
@@ -86,6 +87,11 @@ class UnreliableConsensus:
 
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         return await self._perhaps(lambda: self.inner.scan(key, from_, limit))
+
+    async def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
+        self._perhaps_unavailable()
+        async for event in self.inner.snapshot(prefix):
+            yield event
 
     async def truncate(self, key: str, seqno: int) -> int | None:
         return await self._perhaps(lambda: self.inner.truncate(key, seqno))

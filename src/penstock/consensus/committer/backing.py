@@ -16,6 +16,8 @@ from penstock.consensus.backend import (
     PAGE_BYTES,
     Backend,
     Commit,
+    LivePage,
+    Position,
     RevisionPage,
     ScanPage,
     Traits,
@@ -128,6 +130,9 @@ class Backing:
 
     async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
         return await self._timed("watch", self._inner.entries_since(prefix, revision))
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        return await self._timed("snapshot", self._inner.live_page(prefix, after))
 
     async def close(self) -> None:
         await self._inner.close()

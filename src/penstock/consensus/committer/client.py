@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from penstock.consensus.backend import LivePage
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.address import CommitterAddress, is_own_listener
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
@@ -34,6 +35,7 @@ from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
 from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.snapshot import Behind, read_snapshot
 from penstock.consensus.store import (
     LIVENESS_KEY,
     SCAN_ALL,
@@ -45,6 +47,7 @@ from penstock.consensus.store import (
     ErrorKind,
     Indeterminate,
     Resync,
+    SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
@@ -86,12 +89,18 @@ R = TypeVar(
     pb.CasResponse,
     pb.CasManyResponse,
     pb.ScanResponse,
+    pb.SnapshotResponse,
     pb.TruncateResponse,
     pb.ListKeysResponse,
 )
 E = TypeVar("E", pb.SubscribeEvent, pb.WatchEvent)
 Pinned = (
-    pb.CasRequest | pb.CasBatchRequest | pb.ScanRequest | pb.TruncateRequest | pb.ListKeysRequest
+    pb.CasRequest
+    | pb.CasBatchRequest
+    | pb.ScanRequest
+    | pb.SnapshotRequest
+    | pb.TruncateRequest
+    | pb.ListKeysRequest
 )
 
 
@@ -200,6 +209,17 @@ class RpcConsensus:
                 return entries
         what = f"{key!r} was truncated faster than it could be read"
         raise Indeterminate(ErrorKind.CONFLICT, what)
+
+    def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
+        async def read(behind: Behind) -> LivePage:
+            check_prefix(prefix)
+            request = wire.to_snapshot_request(prefix, behind)
+            answer = await self._read(
+                "Snapshot", request, pb.SnapshotResponse, self._options.page_s
+            )
+            return wire.from_snapshot_ok(answer.ok)
+
+        return read_snapshot(read)
 
     async def truncate(self, key: str, seqno: int) -> int | None:
         check_key(key)

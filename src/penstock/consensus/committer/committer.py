@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
-from penstock.consensus.backend import LIST_PAGE, Backend, Commit, ScanPage, Unit
+from penstock.consensus.backend import LIST_PAGE, Backend, Commit, LivePage, ScanPage, Unit
 from penstock.consensus.coalesce import GroupCommit, GroupCommitOptions
 from penstock.consensus.committer.admission import Admission, Limits
 from penstock.consensus.committer.backing import Backing
@@ -33,6 +33,7 @@ from penstock.consensus.committer.hub import Hub
 from penstock.consensus.committer.metrics import CommitterMetrics, result_of
 from penstock.consensus.committer.reads import HeadReads
 from penstock.consensus.committer.streams import StreamOptions, Streams
+from penstock.consensus.snapshot import Behind, read_page
 from penstock.consensus.store import (
     ENTRY_BYTES_MAX,
     CasResult,
@@ -236,6 +237,19 @@ class PersistCommitter:
             finally:
                 self.admission.leave(caller.client)
             return keys, len(keys) >= LIST_PAGE
+
+    async def snapshot_page(
+        self, prefix: str, behind: Behind, *, caller: Caller = IN_PROCESS
+    ) -> LivePage:
+        """One page of a snapshot; always from the backend."""
+        with self.metrics.operation("snapshot", caller.transport):
+            self.check()
+            check_prefix(prefix)
+            self.admission.enter(caller.client)
+            try:
+                return await read_page(self._backend, prefix, behind)
+            finally:
+                self.admission.leave(caller.client)
 
     async def subscribe(
         self, key: str, from_: int, *, caller: Caller = IN_PROCESS

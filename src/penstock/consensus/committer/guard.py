@@ -22,7 +22,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from penstock.consensus.backend import Backend, Commit, RevisionPage, ScanPage, Traits, Unit
+from penstock.consensus.backend import (
+    Backend,
+    Commit,
+    LivePage,
+    Position,
+    RevisionPage,
+    ScanPage,
+    Traits,
+    Unit,
+)
 from penstock.consensus.committer.backing import ConnectionCounts, Pooled
 from penstock.consensus.store import (
     SCAN_ALL,
@@ -90,6 +99,9 @@ class SchemaGuard:
 
     async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
         return await self._guarded(lambda b: b.entries_since(prefix, revision))
+
+    async def live_page(self, prefix: str, after: Position) -> LivePage:
+        return await self._guarded(lambda b: b.live_page(prefix, after))
 
     async def close(self) -> None:
         await self.inner.close()

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from penstock.consensus.committer.committer import PersistCommitter
+from penstock.consensus.snapshot import read_snapshot
 from penstock.consensus.store import (
     SCAN_ALL,
     CasResult,
     ConsensusError,
+    SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
@@ -54,6 +56,9 @@ class InProcessConsensus:
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         page = await self.committer.scan(key, from_, limit, bytes_max=SCAN_ALL)
         return list(page.entries)
+
+    def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
+        return read_snapshot(lambda behind: self.committer.snapshot_page(prefix, behind))
 
     async def truncate(self, key: str, seqno: int) -> int | None:
         return await self.committer.truncate(key, seqno)

@@ -94,6 +94,7 @@ class ConsensusService:
             "CasMany": unary(self._cas_many, pb.CasBatchRequest, pb.CasManyResponse),
             "CasAll": unary(self._cas_all, pb.CasBatchRequest, pb.CasResponse),
             "Scan": unary(self._scan, pb.ScanRequest, pb.ScanResponse),
+            "Snapshot": unary(self._snapshot, pb.SnapshotRequest, pb.SnapshotResponse),
             "Truncate": unary(self._truncate, pb.TruncateRequest, pb.TruncateResponse),
             "ListKeys": unary(self._list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
             "Subscribe": stream(self._subscribe, pb.SubscribeRequest, pb.SubscribeEvent),
@@ -229,6 +230,16 @@ class ConsensusService:
             caller=caller,
         )
         return pb.ScanOk(entries=[wire.to_versioned(e) for e in page.entries], more=page.more)
+
+    async def _snapshot(
+        self, request: pb.SnapshotRequest, caller: Caller, who: Principal
+    ) -> pb.SnapshotOk:
+        who.check(Access.READ, request.prefix)
+        behind = wire.from_behind(request)
+        page = await self._committer.snapshot_page(request.prefix, behind, caller=caller)
+        return pb.SnapshotOk(
+            entries=wire.to_items(page.entries), revision=page.revision, more=page.more
+        )
 
     async def _truncate(
         self, request: pb.TruncateRequest, caller: Caller, who: Principal

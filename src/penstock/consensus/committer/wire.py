@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.consensus.backend import LivePage
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.snapshot import START, Behind
 from penstock.consensus.store import (
     CasResult,
     CaughtUp,
@@ -88,6 +90,27 @@ def from_item(message: pb.CasItem | pb.CasRequest) -> tuple[str, VersionedData]:
 
 def from_items(messages: Sequence[pb.CasItem]) -> list[tuple[str, VersionedData]]:
     return [from_item(message) for message in messages]
+
+
+def to_snapshot_request(prefix: str, behind: Behind) -> pb.SnapshotRequest:
+    if isinstance(behind, int):
+        return pb.SnapshotRequest(prefix=prefix, revision=behind)
+    key, seqno = behind
+    return pb.SnapshotRequest(prefix=prefix, position=pb.Position(key=key, seqno=seqno))
+
+
+def from_behind(message: pb.SnapshotRequest) -> Behind:
+    if message.HasField("revision"):
+        return message.revision
+    return (message.position.key, message.position.seqno) if message.HasField("position") else START
+
+
+def from_snapshot_ok(message: pb.SnapshotOk) -> LivePage:
+    return LivePage(
+        entries=tuple((item.key, from_versioned(item.new)) for item in message.entries),
+        revision=message.revision,
+        more=message.more,
+    )
 
 
 # ---------------------------------------------------------------------------------------- errors

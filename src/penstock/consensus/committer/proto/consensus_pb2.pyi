@@ -159,6 +159,46 @@ class ScanResponse(_message.Message):
     incarnation: bytes
     def __init__(self, ok: _Optional[_Union[ScanOk, _Mapping]] = ..., err: _Optional[_Union[OpError, _Mapping]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
+class SnapshotRequest(_message.Message):
+    __slots__ = ("prefix", "position", "revision", "expect_incarnation")
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    position: Position
+    revision: int
+    expect_incarnation: bytes
+    def __init__(self, prefix: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., revision: _Optional[int] = ..., expect_incarnation: _Optional[bytes] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("key", "seqno")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SEQNO_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    seqno: int
+    def __init__(self, key: _Optional[str] = ..., seqno: _Optional[int] = ...) -> None: ...
+
+class SnapshotOk(_message.Message):
+    __slots__ = ("entries", "revision", "more")
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[CasItem]
+    revision: int
+    more: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[CasItem, _Mapping]]] = ..., revision: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ("ok", "err", "incarnation")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ERR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ok: SnapshotOk
+    err: OpError
+    incarnation: bytes
+    def __init__(self, ok: _Optional[_Union[SnapshotOk, _Mapping]] = ..., err: _Optional[_Union[OpError, _Mapping]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+
 class TruncateRequest(_message.Message):
     __slots__ = ("key", "seqno", "expect_incarnation")
     KEY_FIELD_NUMBER: _ClassVar[int]
