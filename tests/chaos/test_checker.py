@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import random
 from collections.abc import Sequence
 
@@ -33,6 +34,9 @@ from penstock.testing.history import (
     encode_ops,
 )
 from penstock.testing.linearizability import Rule, check
+
+STEPS = 5_000 if os.environ.get("PENSTOCK_CHAOS_SECONDS") else 1_000
+"""Of each of twenty clients: a hundred thousand operations by `make chaos`, a fifth by default."""
 
 COMMITTED, MISMATCH = CasResult.COMMITTED, CasResult.EXPECTATION_MISMATCH
 
@@ -240,9 +244,9 @@ async def history(store: SimulatedStore, *, seed: int, clients: int, steps: int)
     return ops
 
 
-async def test_a_correct_store_has_no_violations_in_a_hundred_thousand_operations() -> None:
-    ops = await history(SimulatedStore(random.Random(1)), seed=1, clients=20, steps=4300)
-    assert len(ops) >= 100_000
+async def test_a_correct_store_has_no_violations_in_a_long_history() -> None:
+    ops = await history(SimulatedStore(random.Random(1)), seed=1, clients=20, steps=STEPS)
+    assert len(ops) >= STEPS * 20
     assert check(ops) == []
 
 
@@ -271,7 +275,7 @@ async def test_a_correct_store_passes_the_exact_search_too(seed: int) -> None:
 @pytest.mark.parametrize("size", ["large", "small"])
 async def test_each_fault_is_found(faulty: type[SimulatedStore], rule: Rule, size: str) -> None:
     """Large histories by the bounds alone; small ones go through the exact search as well."""
-    clients, steps = (12, 600) if size == "large" else (6, 250)
+    clients, steps = (12, 350) if size == "large" else (6, 250)
     ops = await history(faulty(random.Random(7)), seed=7, clients=clients, steps=steps)
     assert rule in {violation.rule for violation in check(ops)}
 

@@ -20,7 +20,15 @@ import pytest
 
 from chaos import client as client_process
 from chaos.client import Config, Evidence
-from chaos.nemesis import WITH_POSTGRES, WITH_SQLITE, World, torment
+from chaos.nemesis import (
+    WITH_POSTGRES,
+    WITH_SQLITE,
+    Nemesis,
+    World,
+    kill_committer,
+    kill_postgres,
+    torment,
+)
 from chaos.proxy import Proxy
 from chaos.workload import Client
 from penstock.consensus.committer.client import RpcConsensus
@@ -127,8 +135,9 @@ async def read_everything(url: str) -> list[Op]:
 def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
     """No violation, and enough happened for that to mean something."""
     ops = [op for each in evidence for op in each.ops]
-    outcomes = Counter(op.outcome for op in ops if isinstance(op.call, Cas))
-    assert outcomes[Outcome.OK] > 30, f"{outcomes} {told}"
+    outcomes = Counter(op.outcome.value for op in ops if isinstance(op.call, Cas))
+    print(f"{len(ops)} operations, appends {dict(outcomes)}; {told}")  # noqa: T201
+    assert outcomes[Outcome.OK.value] > 30, f"{outcomes} {told}"
     streams = [stream for each in evidence for stream in each.streams]
     assert sum(len(stream.seen) for stream in streams) > 30, told
     found = check([*ops, *last], streams)
@@ -136,8 +145,19 @@ def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize(
+    "nemeses",
+    [
+        pytest.param(WITH_POSTGRES, id="everything"),
+        pytest.param(
+            (kill_committer, kill_postgres),
+            id="kill -9 only",
+            marks=pytest.mark.skipif(not LONG, reason="the long run only: make chaos"),
+        ),
+    ],
+)
 async def test_two_committers_on_postgres(
-    own_postgres: PostgresServer, tmp_path: Path, seed: int
+    own_postgres: PostgresServer, tmp_path: Path, seed: int, nemeses: tuple[Nemesis, ...]
 ) -> None:
     rng = random.Random(seed)
     async with contextlib.AsyncExitStack() as stack:
@@ -152,7 +172,7 @@ async def test_two_committers_on_postgres(
         paths = [await stack.enter_async_context(Proxy(*address(each))) for each in daemons]
         running = await stack.enter_async_context(clients(tmp_path, paths, seed=seed))
         world = World(rng, tuple(daemons), tuple(paths), own_postgres, database)
-        done = await torment(world, WITH_POSTGRES, SECONDS)
+        done = await torment(world, nemeses, SECONDS)
         evidence = await collect(running)
         last = await read_everything(daemons[0].url)
     judge(evidence, last, f"seed {seed}, after {done}")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.interposed import Crash, Fate, Interposed, memory_store
@@ -124,6 +124,7 @@ def unreliable(inner: Consensus, seed: int, faults: float = 0.15) -> UnreliableC
 _FATES = [Fate.REFUSE, Fate.LOSE_REQUEST, Fate.LOSE_REPLY, Fate.LATE]
 
 
+@settings(max_examples=settings().max_examples // 2)  # each waits for real
 @given(st.integers(0, 2**32), st.sampled_from([0.05, 0.2]), st.booleans())
 def test_with_an_unreliable_store_nothing_is_lost_or_doubled(
     seed: int, faults: float, led_by_one: bool
@@ -290,6 +291,7 @@ async def test_a_new_leader_fences_the_old_one_and_has_all_it_committed() -> Non
         assert await state_of(store) == ("a", "b")
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32))
 def test_commits_of_an_epoch_precede_the_next_epoch(seed: int) -> None:
     async def story() -> None:
@@ -353,6 +355,7 @@ async def test_several_logs_commit_together_under_one_revision() -> None:
             await append_all([Command(logs[0], always("x")), Command(logs[0], always("y"))])
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32))
 def test_batches_are_whole_with_an_unreliable_store(seed: int) -> None:
     async def story() -> None:
