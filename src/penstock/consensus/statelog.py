@@ -132,7 +132,7 @@ async def follow(
         if replica.seqno < seen:
             raise _gone_back(key, seen)
         yield Followed(replica=replica, diff=None, jumped=True)
-        async with _closing(store.subscribe(key, replica.seqno + 1)) as events:
+        async with closing(store.subscribe(key, replica.seqno + 1)) as events:
             async for event in events:
                 match event:
                     case Entry(versioned) if versioned.seqno > replica.seqno:
@@ -530,7 +530,7 @@ async def _wait(backoff: Backoff, key: str, error: ConsensusError) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """End a subscription with its reader, not whenever it is collected."""
     try:
         yield events
