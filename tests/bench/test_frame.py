@@ -43,23 +43,18 @@ def test_peers_take_turns_and_warm_ups_do_not_count() -> None:
 
     said: list[str] = []
     samples = Bench(quick=True, say=said.append).interleave(
-        "race", {"a": peer("a", [99, 1, 2, 3]), "b": peer("b", [99, 4, 5, 7])}
+        "race", {"a": peer("a", [99, 1, 2, 3, 4, 5]), "b": peer("b", [99, 6, 7, 8, 9, 10])}
     )
-    assert samples.by_peer == {"a": [1, 2, 3], "b": [4, 5, 7]}
-    assert "".join(turns) == "baabbaab"
-    assert said == [
-        "race: warm-up",
-        "race: round 1 of 3",
-        "race: round 2 of 3",
-        "race: round 3 of 3",
-    ]
+    assert samples.by_peer == {"a": [1, 2, 3, 4, 5], "b": [6, 7, 8, 9, 10]}
+    assert turns == list("ba" + "ab" + "ba" + "ab" + "ba" + "ab")
+    assert said == ["race: warm-up", *(f"race: round {n} of 5" for n in range(1, 6))]
 
 
 def test_a_full_run_has_more_rounds_and_larger_sizes() -> None:
     full, quick = Bench(), Bench(quick=True)
     peers = {"only": lambda: 1.0}
     rounds = [len(run.interleave("x", peers).by_peer["only"]) for run in (full, quick)]
-    assert rounds == [5, 3]
+    assert rounds == [7, 5]
     assert (full.size(full=10, quick=1), quick.size(full=10, quick=1)) == (10, 1)
 
 

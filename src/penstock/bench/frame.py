@@ -38,8 +38,8 @@ WORKLOADS: Mapping[str, str] = {
     "consensus": "penstock.bench.consensus:run",
 }
 
-REPETITIONS = 5
-REPETITIONS_QUICK = 3
+REPETITIONS = 7
+REPETITIONS_QUICK = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
