@@ -256,6 +256,7 @@ async def _smoke(store_backend: ScriptedBackend) -> str:
         await store.compare_and_set_many([("m", V(0, b"x"))])
         await store.compare_and_set_all([("n", V(0, b"x"))])
         await store.scan("k", 0)
+        assert [event async for event in store.snapshot("k")]
         assert [key async for key in store.list_keys("k")] == ["k"]
         await take(store.subscribe("k", 0), lambda e: isinstance(e[-1], CaughtUp))
         await take(store.watch("", 0), lambda e: isinstance(e[-1], Progress))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import Counter
@@ -27,7 +28,7 @@ from consensus.committer.scripted import (
     take,
 )
 from consensus.committer.serving import Served, served
-from penstock.consensus.committer import wire
+from penstock.consensus.committer import service, wire
 from penstock.consensus.committer.address import listening
 from penstock.consensus.committer.admission import Limits
 from penstock.consensus.committer.auth import TokenFile
@@ -662,3 +663,25 @@ async def test_closing_leaves_no_task_behind() -> None:
         assert not any("session" in name for name in left)
         with pytest.raises(Determinate):
             await store.head("k")
+
+
+async def test_a_reader_that_never_reads_is_closed_and_the_next_attempt_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flow control holds the server's write; its buffer and its patience are both bounded."""
+    monkeypatch.setattr(service, "_SLOW_SEND_S", 0.3)
+    async with connected() as (server, store), aio.insecure_channel(server.url[7:]) as channel:
+        stuck = channel.unary_stream(
+            f"/{wire.SERVICE}/Subscribe", request_serializer=pb.SubscribeRequest.SerializeToString
+        )(pb.SubscribeRequest(key="k"))
+        await eventually(lambda: server.committer.admission.subscribers == 1)
+        for n in range(200):
+            assert await store.compare_and_set("k", V(n, bytes(200 << 10))) is COMMITTED
+        await eventually(lambda: server.committer.admission.subscribers == 0)
+        with contextlib.suppress(aio.AioRpcError):  # once it reads what was on its way
+            while await stuck.read() is not aio.EOF:
+                pass
+        assert await stuck.code() is grpc.StatusCode.ABORTED
+        events = await take(store.subscribe("k", 0), lambda e: isinstance(e[-1], CaughtUp))
+        got = [event.data.seqno for event in events if isinstance(event, Entry)]
+        assert got == list(range(200))

@@ -13,7 +13,8 @@ from penstock.servicekit.metrics import Counter, Family, Histogram, Registry, ex
 
 PREFIX = "penstock_persist_"
 OPERATIONS = (
-    "head", "cas", "cas_many", "cas_all", "scan", "truncate", "list_keys", "subscribe", "watch",
+    "head", "cas", "cas_many", "cas_all", "scan", "snapshot", "truncate", "list_keys",
+    "subscribe", "watch",
 )  # fmt: skip
 
 _SECONDS = exponential(0.0001, 2, 18)

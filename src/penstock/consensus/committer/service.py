@@ -148,7 +148,8 @@ class ConsensusService:
                         async with asyncio.timeout(_SLOW_SEND_S):
                             await context.write(event)
             except TimeoutError:
-                # Alive, since it answers pings, and not reading. It comes back from where it was.
+                # Alive, since it answers pings, and not reading. Its place is free already; the
+                # status waits behind the one message that is on its way, and lets it come back.
                 log.info("slow subscriber closed", extra=fields(peer=context.peer()))
                 await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
             except ConsensusError as error:
