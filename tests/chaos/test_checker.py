@@ -30,8 +30,6 @@ from penstock.testing.history import (
     Stream,
     Truncate,
     Version,
-    decode_ops,
-    encode_ops,
 )
 from penstock.testing.linearizability import Rule, check
 
@@ -403,11 +401,3 @@ def test_rules(ops: list[Op], rules: set[Rule]) -> None:
 def test_streams(stream: tuple[Version, ...], holds: bool) -> None:
     seen = Stream(process="s", key="k", from_=0, seen=stream, waited_for=1)
     assert (check([A, B], [seen]) == []) is holds
-
-
-async def test_a_history_survives_the_way_between_processes() -> None:
-    ops = await history(SimulatedStore(random.Random(3)), seed=3, clients=2, steps=50)
-    lines = encode_ops(ops)
-    assert decode_ops(lines) == ops
-    assert decode_ops(lines[:-5]) == ops[:-1], "a torn last line is not evidence"
-    assert decode_ops(b"") == []
