@@ -1,8 +1,9 @@
 """JSON Schema patterns as Java regular expressions, where the two mean the same.
 
-A pattern is ECMA-262 and matches anywhere. Java differs in what `.`, `$` and `\\s` cover, and in
-much of what is rare. So only a plain core is translated: literals, groups, alternatives,
-quantifiers, anchors, simple classes and the ASCII escapes. For anything else, ask the validator.
+A pattern matches anywhere, and means what the validator's engine makes of it: `.` is anything but a
+newline, `$` the very end. Java differs in both, in what `\\s` covers, and in much of what is rare.
+So only a plain core is translated: literals, groups, alternatives, quantifiers, anchors, simple
+classes and the ASCII escapes. For anything else, ask the validator.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def to_java(pattern: str) -> str | None:
             made.append({"^": "^", "$": "\\z", "|": "|"}[char])
             atom = False
         elif char == ".":
-            made.append("[^\\n\\r\\u2028\\u2029]")
+            made.append("[^\\n]")
             atom = True
         elif char in "]}":
             return None

@@ -47,12 +47,15 @@ _ENCODINGS: Final = frozenset({"base64", "base32", "base16", "quoted-printable"}
 def spark_schema(root: Column) -> spark.StructType:
     """The columns of whole documents. Every column is nullable: NULL is how absence is stored."""
     fields = [
-        spark.StructField(member.name, _spark_type(member.column), True, _metadata(member.column))
+        spark.StructField(
+            member.name,
+            _spark_type(member.column),
+            True,
+            _metadata(member.column) | ({REQUIRED: True} if member.required else {}),
+        )
         for member in root.members
         if member.column is not None
     ]
-    for field, member in zip(fields, (m for m in root.members if m.column), strict=True):
-        field.metadata.update({REQUIRED: True} if member.required else {})
     if root.nulls is not None:
         names = [member.name for member in root.members]
         hidden = {HIDDEN: "nulls", NAMES: names}
@@ -86,10 +89,10 @@ def _metadata(column: Column) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if column.kind is Kind.JSON:
         said[JSON] = True
+    elif column.nullable:
+        said[NULLABLE] = True
     if column.logical is not None:
         said[LOGICAL] = column.logical
-    if column.nullable:
-        said[NULLABLE] = True
     if column.element is not None and (below := _metadata(column.element)):
         said[ELEMENT] = below
     return said

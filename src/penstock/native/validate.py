@@ -48,6 +48,11 @@ _REFUSAL_ARROW: Final = pa.list_(
     pa.field("element", pa.struct([pa.field(f.name, pa.utf8()) for f in _REFUSAL.fields]))
 )
 
+_PATH: Final = (
+    "url_decode(replace(regexp_replace(_metadata.file_path, '^file:/+', '/'), '+', '%2B'))"
+)
+"""A local file as people write it; Spark has a URI, in which a plus is a plus and not a space."""
+
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -58,7 +63,7 @@ def json_lines(session: SparkSession, *paths: str) -> DataFrame:
     """
     whole = session.read.text(list(paths), wholetext=True)
     lines = whole.select(
-        F.col("_metadata.file_path").alias(FILE),
+        F.expr(_PATH).alias(FILE),
         F.posexplode(F.split("value", "\r?\n")).alias("at", TEXT),
     )
     numbered = lines.select(FILE, (F.col("at") + 1).cast("long").alias(LINE), TEXT)
