@@ -155,36 +155,7 @@ class Replica(Generic[S, D]):
 
     def advance(self, versioned: VersionedData) -> tuple[Replica[S, D], D | None]:
         """The replica after the next entry, and the diff in it, if it has one."""
-        if versioned.seqno != self.seqno + 1:
-            raise ValueError(f"{self.key}: entry {versioned.seqno} does not follow {self.seqno}")
-        if self.newer is not None:
-            return self, None
-        try:
-            entry = _decode(self.key, versioned, self.machine.format)
-        except NewerFormat as newer:
-            return replace(self, newer=newer), None
-        diff = None
-        state = self.state
-        if entry.diff is not None:
-            diff = self.machine.decode_diff(entry.diff, entry.format)
-            state = self.machine.apply(state, diff, versioned.revision)
-        marks, forgotten = _remember(self.marks, self.forgotten, entry, versioned.seqno)
-        rolled_up = entry.state is not None
-        size = len(versioned.data)
-        following = replace(
-            self,
-            state=state,
-            seqno=versioned.seqno,
-            epoch=entry.epoch,
-            base=versioned.seqno if rolled_up else self.base,
-            marks=marks,
-            forgotten=forgotten,
-            diffs_since=0 if rolled_up else self.diffs_since + 1,
-            diff_bytes_since=0 if rolled_up else self.diff_bytes_since + size,
-            base_bytes=size if rolled_up else self.base_bytes,
-            confirmed=self.confirmed and versioned.revision > 0,
-        )
-        return following, diff
+        return _fold(self, (versioned,))
 
     def catch_up(self, scanned: Sequence[VersionedData]) -> Replica[S, D]:
         """The replica after `scanned`: contiguous entries that were asked for from `seqno + 1`.
@@ -197,10 +168,7 @@ class Replica(Generic[S, D]):
         if scanned and scanned[0].seqno > self.seqno + 1:
             start, replica = self._restart(scanned)
             scanned = scanned[start:]
-        for versioned in scanned:
-            if versioned.seqno > replica.seqno and replica.newer is None:
-                replica, _ = replica.advance(versioned)
-        return replica
+        return _fold(replica, [v for v in scanned if v.seqno > replica.seqno])[0]
 
     def _restart(self, scanned: Sequence[VersionedData]) -> tuple[int, Replica[S, D]]:
         unreadable: NewerFormat | None = None
@@ -377,15 +345,67 @@ def _with_state(entry: Entry, after: Replica[S, D]) -> Entry:
     return msgspec.structs.replace(entry, state=msgspec.msgpack.encode(rollup))
 
 
-def _remember(
-    marks: Mapping[bytes, Mark], forgotten: int, entry: Entry, seqno: int
-) -> tuple[Mapping[bytes, Mark], int]:
-    updated = dict(marks)
-    updated.pop(entry.writer, None)  # to the end: order is recency
-    updated[entry.writer] = Mark(writer_seq=entry.writer_seq, token=entry.token, seqno=seqno)
-    if len(updated) > MARKS_MAX:
-        forgotten = updated.pop(next(iter(updated))).seqno
-    return updated, forgotten
+def _fold(
+    replica: Replica[S, D], following: Sequence[VersionedData]
+) -> tuple[Replica[S, D], D | None]:
+    """The replica after entries that follow it, and the diff in the last one, if it has one.
+
+    One replica is made of all of them: whoever lists ten thousand logs makes ten thousand.
+    """
+    if replica.newer is not None:
+        return replica, None
+    machine = replica.machine
+    state, seqno, epoch, base = replica.state, replica.seqno, replica.epoch, replica.base
+    marks, forgotten = dict(replica.marks), replica.forgotten
+    diffs_since, diff_bytes_since = replica.diffs_since, replica.diff_bytes_since
+    base_bytes, confirmed, newer = replica.base_bytes, replica.confirmed, replica.newer
+    diff: D | None = None
+    for versioned in following:
+        if versioned.seqno != seqno + 1:
+            raise ValueError(f"{replica.key}: entry {versioned.seqno} does not follow {seqno}")
+        diff = None
+        try:
+            entry = _decode(replica.key, versioned, machine.format)
+        except NewerFormat as error:
+            newer = error
+            break
+        if entry.diff is not None:
+            diff = machine.decode_diff(entry.diff, entry.format)
+            state = machine.apply(state, diff, versioned.revision)
+        seqno, epoch = versioned.seqno, entry.epoch
+        forgotten = _remember(marks, forgotten, entry, seqno)
+        confirmed = confirmed and versioned.revision > 0
+        if entry.state is not None:
+            base, base_bytes = seqno, len(versioned.data)
+            diffs_since = diff_bytes_since = 0
+        else:
+            diffs_since += 1
+            diff_bytes_since += len(versioned.data)
+    after = Replica(
+        key=replica.key,
+        machine=machine,
+        state=state,
+        seqno=seqno,
+        epoch=epoch,
+        base=base,
+        marks=marks,
+        forgotten=forgotten,
+        diffs_since=diffs_since,
+        diff_bytes_since=diff_bytes_since,
+        base_bytes=base_bytes,
+        confirmed=confirmed,
+        newer=newer,
+    )
+    return after, diff
+
+
+def _remember(marks: dict[bytes, Mark], forgotten: int, entry: Entry, seqno: int) -> int:
+    """Add the mark of an entry to `marks`; up to where marks are forgotten then."""
+    marks.pop(entry.writer, None)  # to the end: order is recency
+    marks[entry.writer] = Mark(writer_seq=entry.writer_seq, token=entry.token, seqno=seqno)
+    if len(marks) > MARKS_MAX:
+        return marks.pop(next(iter(marks))).seqno
+    return forgotten
 
 
 def _decode(key: str, versioned: VersionedData, format_max: int) -> Entry:

@@ -82,6 +82,20 @@ class Fragment:
     def end(self) -> int:
         return self.begin + self.rows
 
+    def placed(self, begin: int, revision: int) -> Fragment:
+        """The fragment where its append has put it; `replace` by hand, for loads of many."""
+        return Fragment(
+            begin=begin,
+            revision=revision,
+            rows=self.rows,
+            bytes=self.bytes,
+            at=self.at,
+            schema=self.schema,
+            runs=self.runs,
+            key_hash_min=self.key_hash_min,
+            key_hash_max=self.key_hash_max,
+        )
+
     def runs_at(self) -> tuple[Run, ...]:
         """The runs with the journal's offsets."""
         return tuple(
@@ -108,6 +122,16 @@ class AckRecord:
     @property
     def end(self) -> int:
         return self.begin + 1
+
+    def placed(self, begin: int, revision: int) -> AckRecord:
+        """The ACK where its append has put it."""
+        return AckRecord(
+            begin=begin,
+            revision=revision,
+            producer=self.producer,
+            clock=self.clock,
+            hints=self.hints,
+        )
 
 
 Record = Fragment | AckRecord
@@ -290,7 +314,7 @@ def _append(state: JournalState, diff: Append, revision: int) -> JournalState:
     placed: list[Record] = []
     end = state.end
     for record in diff.records:
-        placed.append(replace(record, begin=end, revision=revision))
+        placed.append(record.placed(end, revision))
         end = placed[-1].end
     return replace(state, status=Status.ACTIVE, end=end, records=(*state.records, *placed))
 
