@@ -80,26 +80,26 @@ def reduced(
     order: Order = Order(parts=False),  # noqa: B008
     seed: int = 0,
 ) -> list[list[Any]]:
-    """What each group came to: of a full reduction one state, ABSENT if deleted."""
-    df = reduce_dataframe(plan, frame(spark, plan, groups, seed), order=order.columns(), full=full)
-    flag = flag_column(plan, full=full)
+    """What each group came to."""
+    df = frame(spark, plan, groups, seed)
+    return outcomes(plan, reduce_dataframe(plan, df, order=order.columns(), full=full), full=full)
+
+
+def outcomes(plan: ReductionPlan, df: DataFrame, *, full: bool) -> list[list[Any]]:
+    """The documents of each key, in key order; of a full reduction one, ABSENT if deleted."""
     found: dict[str, list[tuple[Any, Any]]] = {}
     with reduction_errors():
-        table = df.toArrow()
-    for batch in table.to_batches():
-        for text, said in zip(
-            to_json(batch, plan.columns), batch.column(flag).to_pylist(), strict=True
-        ):
+        batches = df.toArrow().to_batches()
+    for batch in batches:
+        flags = batch.column(flag_column(plan, full=full)).to_pylist()
+        for text, flag in zip(to_json(batch, plan.columns), flags, strict=True):
             document = json.loads(text)
-            key = document["id"]
-            document["id"] = "k"
-            found.setdefault(key, []).append((said, document))
-    keys = [f"k{i:03}" for i, group in enumerate(groups) if group]
-    assert sorted(found) == keys
+            found.setdefault(document["id"], []).append((flag, {**document, "id": "k"}))
+    by_key = [sorted(found[key], key=lambda row: int(row[0])) for key in sorted(found)]
     if full:
-        assert all(len(outcome) == 1 for outcome in found.values())
-        return [[ABSENT if deleted else state for deleted, state in found[key]] for key in keys]
-    return [[state for _, state in sorted(found[key], key=lambda row: row[0])] for key in keys]
+        assert all(len(rows) == 1 for rows in by_key)
+        return [[ABSENT if deleted else state for deleted, state in rows] for rows in by_key]
+    return [[state for _, state in rows] for rows in by_key]
 
 
 def plans_of(schema: dict[str, Any]) -> list[ReductionPlan]:
@@ -111,16 +111,25 @@ def plans_of(schema: dict[str, Any]) -> list[ReductionPlan]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_examples_reduce_on_spark(spark: SparkSession, example: Example) -> None:
+def test_examples_reduce_on_spark_by_their_plan_and_by_the_fold(
+    spark: SparkSession, example: Example
+) -> None:
     prefixes = [example.documents[: i + 1] for i in range(len(example.documents))]
     prefixes = prefixes[-len(example.states) :]
-    combined = example.combined if example.combined is not None else [example.states[-1]]
     for plan in plans_of(example.schema):
         states = reduced(spark, plan, prefixes, full=True)
-        assert nearly_equal([[s] for s in example.states], states), plan.explain()
-        assert nearly_equal([list(combined)], reduced(spark, plan, prefixes[-1:], full=False)), (
-            plan.explain()
-        )
+        assert nearly_equal(states, [[state] for state in example.states]), plan.explain()
+
+
+@pytest.mark.parametrize(
+    "example",
+    [example for example in EXAMPLES if example.combined is not None],
+    ids=lambda example: example.name,
+)
+def test_examples_combine_on_spark(spark: SparkSession, example: Example) -> None:
+    plan = plans_of(example.schema)[0]
+    combined = reduced(spark, plan, [example.documents], full=False)
+    assert nearly_equal(combined, [list(example.combined or [])]), plan.explain()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
@@ -184,3 +193,29 @@ def test_documents_that_start_over_reduce_as_the_reference_does(
     spark: SparkSession, history: tuple[Grown, list[list[Json]], int], full: bool
 ) -> None:
     check(spark, *history, full=full)
+
+
+@JOBS
+@given(histories(documents(flat_leaves())), st.integers(0, 5))
+def test_documents_may_be_combined_on_spark_before_they_are_reduced(
+    spark: SparkSession, history: tuple[Grown, list[list[Json]], int], cut: int
+) -> None:
+    from pyspark.sql import functions as f
+
+    grown, groups, seed = history
+    schema = CompiledSchema(grown.schema)
+    plan = compile_reduction(schema, ["/id"])
+    rows = frame(spark, plan, groups, seed)
+    halves = [
+        reduce_dataframe(plan, half, order=[f.col("$clock")], full=False).withColumn(
+            "$clock", f.lit(at)
+        )
+        for at, half in enumerate(
+            (rows.where(f"`$clock` < {cut}"), rows.where(f"`$clock` >= {cut}"))
+        )
+    ]
+    combined = halves[0].union(halves[1])
+    order = [f.col("$clock"), f.col(flag_column(plan, full=False))]
+    got = outcomes(plan, reduce_dataframe(plan, combined, order=order, full=True), full=True)
+    want = [[reduce_full(group, schema.active_rules)] for group in groups]
+    assert nearly_equal(got, want), plan.explain()

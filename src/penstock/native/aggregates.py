@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
+from penstock.errors import Bug
 from penstock.model import columns
 from penstock.model.reduce import INTEGER_MAX, INTEGER_MIN, Strategy
 from penstock.native.fold import fold_values
@@ -181,7 +182,7 @@ class Aggregates:
             case Fold() if value is not None:
                 return self._fold(node, value, present)
             case _:
-                raise AssertionError(f"{node} has no aggregate")
+                raise Bug(f"{node.at} has no aggregate")
 
     def _value(
         self, node: Value, value: Column | None, present: Column | None, listed: bool
@@ -220,7 +221,7 @@ class Aggregates:
                 some = self.add(f.max(value.isNotNull()))
                 return Reduced(f.when(some, f.flatten(batches)))
             case _:
-                raise AssertionError(f"{node.strategy} has no aggregate")
+                raise Bug(f"{node.strategy.value} has no aggregate")
 
     def _sum(self, node: Value, layout: columns.Column, value: Column) -> Column:
         match layout.kind:

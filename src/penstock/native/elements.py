@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
+from penstock.errors import Bug
 from penstock.model import columns
 from penstock.native.aggregates import Aggregates, Container, column, sorted_by
 from penstock.native.plan import Elements, ElementSet
@@ -107,10 +108,10 @@ def group_with_elements(
             entries.append(_entry(term, part, element.value, some))
             results[container.result] = term.together()
         else:
-            exploded, found, elements = _set(
-                container, container.node, part, exploded, groups, documents, make, order, full=full
-            )
-            entries += found
+            elements = make(f"{part[0].name}a", f.col(order))
+            if container.node.removed is not None:
+                exploded = _with_last_removal(exploded, part[1], groups, order)
+            entries += _set_entries(container.node, part, elements, order, full=full)
             results[container.result] = _set_result(container.node, part, documents, full=full)
         aggregates += elements.all
     own = f.struct(f.lit(True), *(f.col(name) for name in documents.names))
@@ -188,41 +189,38 @@ def _explode(
 
 def _entry(term: _Term, part: Sequence[_Term], value: Column | None, some: Column) -> Column:
     """A reduced element beside its identity, which puts it in its place."""
-    assert value is not None, "elements have columns"  # noqa: S101
+    if value is None:
+        raise Bug("an element without a column")
     entry = f.struct(f.col(_identity_of(part)).alias("key"), value.alias("value"))
     return f.when(some, entry).alias(term.name)
 
 
-def _set(
-    container: Container,
-    node: ElementSet,
-    part: Sequence[_Term],
-    exploded: DataFrame,
-    groups: Sequence[str],
-    documents: Aggregates,
-    make: MakeAggregates,
-    order: str,
-    *,
-    full: bool,
-) -> tuple[DataFrame, list[Column], Aggregates]:
-    """Reduce additions that no later document removes, and in a partial reduction all removals."""
+def _with_last_removal(
+    exploded: DataFrame, removed: _Term, groups: Sequence[str], order: str
+) -> DataFrame:
+    removal = f.when(removed.has_row, f.col(order))
+    return exploded.withColumn(
+        f"{removed.name}last", f.max(removal).over(Window.partitionBy(*groups))
+    )
+
+
+def _set_entries(
+    node: ElementSet, part: Sequence[_Term], elements: Aggregates, order: str, *, full: bool
+) -> list[Column]:
+    """Additions that no later document removes; in a partial reduction, all removals as well."""
     added = part[0]
     kept = added.has_row
-    elements = make(f"{added.name}a", f.col(order))
     entries: list[Column] = []
     if node.removed is not None:
         removed = part[1]
-        last = f"{removed.name}last"
-        removal = f.when(removed.has_row, f.col(order))
-        exploded = exploded.withColumn(last, f.max(removal).over(Window.partitionBy(*groups)))
-        kept = kept & (f.col(last).isNull() | (f.col(order) >= f.col(last)))
+        last = f.col(f"{removed.name}last")
+        kept = kept & (last.isNull() | (f.col(order) >= last))
         if not full:
             gone = elements.location(node.removed, removed.field("v"), removed.has_row)
             some = elements.add(f.max(removed.has_row))
             entries.append(_entry(removed, part, gone.value, some))
     taken = elements.location(node.element, f.when(kept, added.field("v")), kept)
-    entries.insert(0, _entry(added, part, taken.value, elements.add(f.max(kept))))
-    return exploded, entries, elements
+    return [_entry(added, part, taken.value, elements.add(f.max(kept))), *entries]
 
 
 def _set_result(
@@ -231,9 +229,9 @@ def _set_result(
     """The terms that some document had; a full reduction forgets what was removed."""
     fields = []
     for term, member in zip(part, node.column.members, strict=True):
-        had = documents.add(f.max(term.value.isNotNull()))
-        if member.name == "remove" and full:
-            had = f.lit(False)
-        whole = term.together() if not (member.name == "remove" and full) else f.lit(None)
-        fields.append(f.when(had, whole).alias(member.name))
+        if full and member.name == "remove":
+            fields.append(f.lit(None).alias(member.name))
+        else:
+            had = documents.add(f.max(term.value.isNotNull()))
+            fields.append(f.when(had, term.together()).alias(member.name))
     return f.struct(*fields)

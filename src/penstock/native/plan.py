@@ -26,7 +26,8 @@ from penstock.model.infer import infer
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import ANY, Reduction, Shape
-from penstock.native.condition import NEVER, Condition, Either, Not, compile_condition, excludes
+from penstock.native import sql
+from penstock.native.predicate import predicate
 
 
 class Kind(enum.Enum):
@@ -117,10 +118,13 @@ Node: TypeAlias = Value | Members | Elements | ElementSet | Extreme | Fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """When a document starts over: as the new start (`replaces`), or as nothing (`deletes`)."""
+    """When a document starts over: as the new start (`replaces`), or as nothing (`deletes`).
 
-    replaces: Condition
-    deletes: Condition
+    Both are SQL over the columns of documents, all hidden ones included.
+    """
+
+    replaces: str
+    deletes: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +230,7 @@ def compile_reduction(schema: CompiledSchema, key: Sequence[str]) -> ReductionPl
     try:
         if shape.fixed_reduction() == "conditional":
             barrier, root = _barrier(schema.schema, layout)
-            if barrier.deletes != NEVER:
+            if barrier.deletes != sql.FALSE:
                 fold_partial = "a deletion ends what may be combined"
         else:
             root = _root(shape, layout)
@@ -262,8 +266,8 @@ def _root(shape: Shape, layout: Column) -> Members | Extreme | None:
 
 def _barrier(schema: Mapping[str, Any], layout: Column) -> tuple[Barrier, Members | None]:
     """Split a conditional root into what starts over, and the one way in which the rest merges."""
-    replaces: list[Condition] = []
-    deletes: list[Condition] = []
+    replaces: list[str] = []
+    deletes: list[str] = []
     merging: list[Members] = []
     for condition, branch in _branches(schema, layout):
         shape = infer(branch)
@@ -284,33 +288,37 @@ def _barrier(schema: Mapping[str, Any], layout: Column) -> tuple[Barrier, Member
     if replaces and not all(isinstance(node, Value) for node in walk(root)):
         # It is taken as it is, whereas containers that merge are brought into order.
         raise _NeedsFold("a document that replaces others meets containers that merge")
-    return Barrier(replaces=Either(tuple(replaces)), deletes=Either(tuple(deletes))), root
+    return Barrier(replaces=sql.either(replaces), deletes=sql.either(deletes)), root
 
 
-def _branches(schema: Mapping[str, Any], layout: Column) -> list[tuple[Condition, dict[str, Any]]]:
-    """The exclusive cases of a root schema: when each holds, and the schema that then applies."""
+def _branches(schema: Mapping[str, Any], layout: Column) -> list[tuple[str, dict[str, Any]]]:
+    """The cases of a root schema, of which a valid document is in exactly one: when each holds,
+    and the schema that then applies."""
     match "if" in schema, "oneOf" in schema:
         case True, False:
             base = {word: schema[word] for word in schema if word not in ("if", "then", "else")}
-            test = _condition(schema["if"], layout)
+            test = _condition(schema, schema["if"], layout)
             then, otherwise = schema.get("then", True), schema.get("else", True)
-            return [(test, _also(base, then)), (Not(test), _also(base, otherwise))]
+            return [(test, _also(base, then)), (sql.negated(test), _also(base, otherwise))]
         case False, True:
             base = {word: schema[word] for word in schema if word != "oneOf"}
-            cases = schema["oneOf"]
-            for i, case in enumerate(cases):
-                if not all(excludes(case, other, layout) for other in cases[:i]):
-                    raise _NeedsFold("constants do not tell the branches of oneOf apart")
-            return [(_condition(case, layout), _also(base, case)) for case in cases]
+            return [
+                (_condition(schema, case, layout), _also(base, case)) for case in schema["oneOf"]
+            ]
         case _:
             raise _NeedsFold("what acts on the document depends on it")
 
 
-def _condition(schema: Any, layout: Column) -> Condition:  # noqa: ANN401
-    condition = compile_condition(schema, layout)
+def _condition(schema: Mapping[str, Any], branch: Any, layout: Column) -> str:  # noqa: ANN401
+    context = {word: schema[word] for word in schema.keys() & _CONTEXT}
+    condition = predicate({**context, "allOf": [branch]}, layout)
     if condition is None:
         raise _NeedsFold("a condition on the document cannot be said in SQL")
     return condition
+
+
+_CONTEXT = {"$schema", "$id", "$defs", "definitions"}
+"""What a branch needs of the schema around it."""
 
 
 def _also(base: Mapping[str, Any], branch: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -22,7 +22,6 @@ from penstock.model.json_order import ABSENT
 from penstock.model.reduce import ReductionError, Strategy
 from penstock.model.shape import locate
 from penstock.native.aggregates import Aggregates, column, hidden
-from penstock.native.condition import holds
 from penstock.native.elements import group_with_elements
 from penstock.native.fold import fold_documents
 from penstock.native.plan import Barrier, Extreme, Members, ReductionPlan, Value, walk
@@ -60,10 +59,13 @@ def reduce_dataframe(
     )
     flag = flag_column(plan, full=full)
     if plan.fold is not None or (plan.fold_partial is not None and not full):
-        missing = [field for field in layout.fields if field.name not in names]
-        rows = rows.withColumns({m.name: f.lit(None).cast(m.dataType) for m in missing})
         return fold_documents(
-            plan, rows, keys=scratch.keys, order=scratch.order, flag=flag, full=full
+            plan,
+            _completed(rows, plan),
+            keys=scratch.keys,
+            order=scratch.order,
+            flag=flag,
+            full=full,
         )
     reduced = _reduce_natively(plan, rows, scratch, set(names), full=full)
     kept = [field for field in layout.fields if field.name in names]
@@ -109,6 +111,13 @@ def _taken(plan: ReductionPlan) -> set[str]:
     return {field.name for field in spark_schema(plan.columns).fields}
 
 
+def _completed(rows: DataFrame, plan: ReductionPlan) -> DataFrame:
+    """Rows with the hidden members that were left out, which are NULL."""
+    fields = spark_schema(plan.columns).fields
+    absent = [field for field in fields if field.name not in rows.columns]
+    return rows.withColumns({field.name: f.lit(None).cast(field.dataType) for field in absent})
+
+
 class _Scratch:
     """Names of columns beside those of documents: none of them is a document's."""
 
@@ -127,7 +136,7 @@ def _reduce_natively(
 ) -> DataFrame:
     root = plan.root
     if plan.barrier is not None:
-        rows = _from_barrier(rows, plan.barrier, scratch)
+        rows = _from_barrier(_completed(rows, plan), plan.barrier, scratch)
     if isinstance(root, Extreme):
         rows = rows.where(_is_extreme(root, scratch))
         root = root.body
@@ -138,16 +147,17 @@ def _reduce_natively(
         masks[node.at] = f.col(name)
         rows = rows.withColumn(name, _is_extreme(node, scratch))
     key_text = _key_text(rows, scratch.keys)
+    known = _known(plan, scratch.keys)
     within = f"{scratch.prefix}m" if plan.has_elements else None
     aggregates = Aggregates(
         prefix=f"{scratch.prefix}a",
         order=f.col(scratch.order),
-        hashes=_hashes(root, names, rows.schema[scratch.order].dataType),
+        hashes=_hashes(root, names, known, rows.schema[scratch.order].dataType),
         full=full,
         key_text=key_text,
         within=within,
         masks=masks,
-        known=_known(plan, scratch.keys),
+        known=known,
     )
     if root is None:
         fields = [aggregates.take(column(name), "last").alias(name) for name in sorted(names)]
@@ -186,8 +196,8 @@ def _from_barrier(rows: DataFrame, barrier: Barrier, scratch: _Scratch) -> DataF
     A deletion that nothing follows stays, alone, so that its key is not forgotten.
     """
     order = f.col(scratch.order)
-    rows = rows.withColumn(scratch.deletes, holds(barrier.deletes))
-    starts = f.col(scratch.deletes) | holds(barrier.replaces)
+    rows = rows.withColumn(scratch.deletes, f.expr(barrier.deletes))
+    starts = f.col(scratch.deletes) | f.expr(barrier.replaces)
     window = Window.partitionBy(*scratch.keys)
     start, end = f"{scratch.prefix}start", f"{scratch.prefix}end"
     rows = rows.withColumns(
@@ -231,7 +241,9 @@ def _known(plan: ReductionPlan, keys: Sequence[str]) -> Mapping[str, Column]:
     return known
 
 
-def _hashes(root: Members | None, names: set[str], order: t.DataType) -> bool:
+def _hashes(
+    root: Members | None, names: set[str], known: Mapping[str, Column], order: t.DataType
+) -> bool:
     """Whether every aggregate has a buffer of fixed width: then Spark hashes, else it sorts."""
     if root is None or not isinstance(order, _FIXED_WIDTH) or root.column.extra in names:
         return False
@@ -240,6 +252,7 @@ def _hashes(root: Members | None, names: set[str], order: t.DataType) -> bool:
         and (node.column is None or node.column.kind in _FIXED_KINDS)
         and not node.ordered
         for node in walk(root)
+        if node.at not in known
     )
 
 
