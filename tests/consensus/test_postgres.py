@@ -35,11 +35,13 @@ from penstock.consensus.coalesce import GroupCommit, GroupCommitOptions
 from penstock.consensus.postgres import PostgresBackend, check_server, classify
 from penstock.consensus.store import (
     SCAN_ALL,
+    CasResult,
     Consensus,
     ConsensusError,
     Determinate,
     ErrorKind,
     Indeterminate,
+    VersionedData,
 )
 from penstock.errors import Unavailable, UsageError, UserError
 
@@ -637,3 +639,20 @@ async def test_a_64_mib_value_comes_back(backend: PostgresBackend) -> None:
     key, data = new_key(), os.urandom(64 << 20)
     assert (await backend.commit([((key, V(0, data)),)])).outcomes == (COMMITTED,)
     assert await backend.head(key) == V(0, data)
+
+
+async def test_a_connection_that_failed_is_not_used_again(postgres_url: str) -> None:
+    """After an aborted pipeline the driver believes in statements that the server skipped."""
+    backend = await PostgresBackend.open(postgres_url)
+    try:
+        await backend.commit([(("k", VersionedData(0, b"")),)])
+        with psycopg.connect(postgres_url, autocommit=True) as other:
+            other.execute("ALTER TABLE penstock.consensus_log RENAME TO away")
+            for _ in range(3):
+                with pytest.raises(Determinate):
+                    await backend.commit([(("k", VersionedData(1, b"")),)])
+            other.execute("ALTER TABLE penstock.away RENAME TO consensus_log")
+        outcomes = [await backend.commit([(("k", VersionedData(n, b"")),)]) for n in (1, 2, 3)]
+        assert [o.outcomes for o in outcomes] == [(CasResult.COMMITTED,)] * 3
+    finally:
+        await backend.close()

@@ -399,6 +399,7 @@ def _commit(connection: Connection, units: Sequence[Unit]) -> Commit:
         outcome = classify(error)
         if isinstance(outcome, Determinate):
             raise
+        connection.close()  # whatever it is in the middle of
         return unsettled(verdict, outcome)
     hit(AFTER_COMMIT)
     return settle(verdict, revision)

@@ -127,18 +127,22 @@ class ConnectionPool:
     def _serve(self, call: _Call, work: Callable[[Connection], T]) -> T:
         """A connection comes back clean or not at all.
 
-        One that is broken, or still inside a transaction, is closed, and the server rolls back.
+        One that failed, or is still inside a transaction, is closed, and the server rolls back.
+        After an error in a pipeline the driver believes in prepared statements that the server
+        has skipped, so being idle again does not make it clean.
         """
         expires, connection = self._take()
+        clean = False
         try:
             with call.on(connection):
-                return work(connection)
-        finally:
+                result = work(connection)
             clean = connection.pgconn.transaction_status == TransactionStatus.IDLE
+        finally:
             if clean and time.monotonic() < expires:
                 self._idle.append((expires, connection))
             else:
                 self._drop(connection)
+        return result
 
     def _take(self) -> tuple[float, Connection]:
         with suppress(IndexError):
