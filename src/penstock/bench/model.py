@@ -170,8 +170,8 @@ def measure_reductions(bench: Bench) -> Report:
     from penstock.native.reduce import reduce_dataframe
 
     spark = bench.spark()
-    count = bench.size(full=2_000_000, quick=500_000)
-    customers = bench.size(full=100_000, quick=25_000)
+    count = bench.size(full=2_000_000, quick=1_000_000)
+    customers = bench.size(full=100_000, quick=50_000)
     spread = f.col("id") * 2654435761 % 1_000_003
     documents = spark.range(count).select(
         f.concat(f.lit("customer-"), (spread % customers).cast("string")).alias("customer"),
