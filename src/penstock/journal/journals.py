@@ -138,7 +138,10 @@ class Journals:
     async def list(
         self, collection: str | None = None, selector: LabelSelector = EVERYTHING
     ) -> tuple[Journal, ...]:
-        """The journals of a collection, or of all, as of one revision, in the order of names."""
+        """The journals of a collection, or of all collections below a name, in the order of names.
+
+        All of them as of one revision.
+        """
         loaded = await load_all(self.store, _prefix(collection), _MACHINE)
         return tuple(
             Journal(name=journal_of_key(key), state=replica.state)
@@ -149,7 +152,7 @@ class Journals:
     async def follow(
         self, collection: str | None = None
     ) -> AsyncGenerator[Moved[JournalState], None]:
-        """All journals of a collection, or all there are, and what becomes of them, by name.
+        """What `list` chooses from, and what becomes of it, by name.
 
         Dropped ones are among them, as such: they may be created again. After each `Moved` the
         states are exactly those as of its revision (`consensus.replicas`).
