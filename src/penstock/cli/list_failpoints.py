@@ -12,6 +12,7 @@ DECLARED_IN = (
     "penstock.consensus.postgres",
     "penstock.consensus.sqlite",
     "penstock.consensus.statelog",
+    "penstock.journal.publisher",
 )
 """Points are declared where they stand, and known once their module is imported."""
 

@@ -1,0 +1,531 @@
+"""Publishing: documents into journals, in transactions.
+
+A **publisher** is one producer at work. Documents are stamped, go to the journals of their binding,
+and stay invisible (CONTINUE_TXN) until an ACK in each of those journals commits them:
+
+    publish     rows are held back, and written to objects of the blob store as they become many
+    flush       everything published so far is durable and part of its journals, still unseen
+    commit      flush, and the ACKs as `Intents`, which the caller makes durable with its own state;
+                then `write_intents` appends them: now, or after a crash, as often as it takes
+    commit_now  for a caller without a state: rows and ACKs in as few store transactions as they
+                fit, which is one if the transaction is not huge; all journals or none
+
+The order is what makes a crash harmless: objects, then rows that name them, then intents, then
+ACKs. Before the intents are durable nothing counts; after, everything will. Appending an ACK twice
+does nothing to readers (ACK_DUPLICATE), so replaying intents needs to know nothing.
+
+**A producer is never used again after an abort.** Rows it left behind in some journal would be
+committed by its next ACK there. So a publisher that fails, or is left with a transaction open, is
+retired: every call is refused. For the same reason nothing of the next transaction may be published
+before the ACKs of this one are written.
+
+Rows are held in memory up to `Options.buffer_bytes`, records of written objects up to
+`pending_bytes`; then the publisher writes, and its caller waits. What was written and is named by
+no journal is garbage like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow
+
+from penstock import failpoints
+from penstock.errors import Bug, PenstockError, UserError
+from penstock.journal.blobs import BlobStore
+from penstock.journal.fragments import GROUP_BYTES, FragmentLayout, FragmentWriter
+from penstock.journal.journals import Journals, MissingJournal, creation
+from penstock.journal.names import JournalName
+from penstock.journal.partition import Covered, Places, journal_name, key_hashes, split
+from penstock.journal.rows import stamped
+from penstock.journal.schemas import Schemas
+from penstock.journal.state import Fragment
+from penstock.journal.transaction import (
+    LIMITS,
+    Intents,
+    Limits,
+    Parts,
+    batches,
+    close,
+    entry_bytes,
+)
+from penstock.model.clock import NEVER, Clock, Flag, Producer, delta, duration, tick, update
+from penstock.model.hints import Commit
+from penstock.model.schema import compiled
+from penstock.model.spec import CollectionSpec
+
+_log = logging.getLogger(__name__)
+
+PARTITIONS_MAX: Final = 100
+"""Journals of a collection that are made on demand: a field with more values is a mistake."""
+
+UNLIMITED: Final = "ops/"
+"""Collections below may have any number of partitions: one for each task."""
+
+_OBJECT = failpoints.declare("publisher.object", "an object is written, no record names it yet")
+_ROWS = failpoints.declare("publisher.rows", "rows are appended, their ACKs are not")
+_FLUSHED = failpoints.declare("publisher.flushed", "all rows are appended, there are no intents")
+_INTENTS = failpoints.declare("publisher.intents", "intents are made, nobody has stored them yet")
+_ACKS = failpoints.declare("publisher.acks", "ACKs are appended, perhaps not yet all of them")
+_DONE = failpoints.declare("publisher.done", "a transaction is committed, its caller was not told")
+
+
+class Retired(PenstockError):
+    """This publisher failed or was aborted; its producer must not write again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A collection: partition values and key decide the journal, which is made if missing."""
+
+    spec: CollectionSpec
+
+    def covers(self, journal: str) -> bool:
+        return journal.startswith(f"{self.spec.name}/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """One journal, which must exist; its documents are of the collection's schema."""
+
+    spec: CollectionSpec
+    journal: str
+
+    def covers(self, journal: str) -> bool:
+        return journal == self.journal
+
+
+Binding = Mapped | Fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much a publisher holds back, and what it writes at once."""
+
+    feed_bytes: int = 4 << 20
+    """Rows of one journal that wait for their writer: a step of it, off the event loop."""
+    buffer_bytes: int = 128 << 20
+    """Rows of all journals in memory; above, the largest fragment ends early."""
+    pending_bytes: int = 1 << 20
+    """Records of objects that no journal names yet; above, they are appended."""
+    pending_s: int = 3600
+    """The longest that an object stays without a name: garbage collection spares it for a day."""
+    steps_max: int = 4
+    """Journals that are written to at once."""
+    partitions_max: int = PARTITIONS_MAX
+    limits: Limits = LIMITS
+
+
+@dataclass(slots=True)
+class Count:
+    """What was appended, and is durable: never what was only tried."""
+
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Target:
+    """A binding in use."""
+
+    binding: Binding
+    layout: FragmentLayout
+    partitions: Places
+    key: Places
+    covered: dict[str, Covered] = field(default_factory=dict)
+    """By logical partition."""
+    count: Count = field(default_factory=Count)
+
+    @property
+    def spec(self) -> CollectionSpec:
+        return self.binding.spec
+
+    @property
+    def journals(self) -> int:
+        return sum(len(covered.journals) for covered in self.covered.values())
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Part:
+    """What the open transaction has for one journal, and where: the oldest rows are furthest.
+
+    rows, in memory → writer, some of them in an object that is not finished → fragments, durable
+    → appended, which nothing needs to remember.
+    """
+
+    target: _Target
+    prefix: str
+    layout: FragmentLayout
+    rows: list[pyarrow.RecordBatch] = field(default_factory=list)
+    rows_bytes: int = 0
+    writer: FragmentWriter | None = None
+    fed_bytes: int = 0
+    fragments: list[Fragment] = field(default_factory=list)
+    step: asyncio.Task[None] | None = None
+    """The writer at work, in a thread: one step at a time."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Rows in memory, at most."""
+        return self.rows_bytes + min(self.fed_bytes, GROUP_BYTES)
+
+    def write(
+        self, blobs: BlobStore, rows: Iterable[pyarrow.RecordBatch], attempt: str, *, end: bool
+    ) -> None:
+        """Take rows to the writer, and to an end if they are the last, or the fragment is full."""
+        for batch in rows:
+            if self.writer is None:
+                self.writer = FragmentWriter(blobs, self.prefix, self.layout, attempt)
+            self.writer.write(batch)
+            if self.writer.full:
+                self._finish()
+        if end:
+            self._finish()
+
+    def _finish(self) -> None:
+        writer, self.writer, self.fed_bytes = self.writer, None, 0
+        if writer is not None:
+            with writer:
+                fragment = writer.finish()
+            if fragment is not None:
+                self.fragments.append(fragment)
+                failpoints.hit(_OBJECT)
+
+    def discard(self) -> None:
+        """Leave nothing half written behind."""
+        if self.writer is not None:
+            with self.writer:
+                pass
+
+
+class Publisher:
+    """One producer, and its open transaction. Used by one coroutine at a time."""
+
+    def __init__(
+        self,
+        journals: Journals,
+        blobs: BlobStore,
+        schemas: Schemas,
+        bindings: Sequence[Binding],
+        *,
+        producer: Producer,
+        now: Callable[[], Clock],
+        options: Options = Options(),  # noqa: B008 - frozen
+    ) -> None:
+        self.producer = producer
+        self._journals = journals
+        self._blobs = blobs
+        self._schemas = schemas
+        self._bindings = tuple(bindings)
+        self._now = now
+        self._options = options
+        self._targets: dict[int, _Target] = {}
+        self._clock = NEVER
+        self._parts: dict[str, _Part] = {}
+        self._flushed_at: Clock | None = None
+        self._unwritten: Intents | None = None
+        self._retired = False
+
+    def count(self, binding: int) -> Count:
+        """What was appended for a binding so far."""
+        return self._targets[binding].count if binding in self._targets else Count()
+
+    # ------------------------------------------------------------------------------ transactions
+
+    async def publish(self, binding: int, documents: pyarrow.RecordBatch) -> None:
+        """Add documents to the transaction: valid ones, as the write schema lays them out.
+
+        Waits while too much is held back.
+        """
+        async with self._working():
+            if self._unwritten:
+                raise Bug(
+                    "publishing before the ACKs of the last transaction are written",
+                    why="after a crash, they would commit some of this one too",
+                )
+            if not documents.num_rows:
+                return
+            target = await self._target(binding)
+            now = self._now()
+            first = update(Clock(self._clock + 1), now)
+            self._clock = Clock(first + documents.num_rows - 1)
+            rows = stamped(
+                documents,
+                target.layout.root,
+                producer=self.producer,
+                first_clock=first,
+                flags=Flag.CONTINUE_TXN,
+            )
+            async for journal, routed in self._routed(target, rows):
+                part = self._parts.get(journal) or self._part(target, journal)
+                part.rows.append(routed)
+                part.rows_bytes += routed.nbytes
+            await self._relieve(now)
+
+    async def flush(self) -> None:
+        """Make all that was published durable, and part of its journals."""
+        async with self._working():
+            await self._write_out()
+            await self._append_fragments()
+
+    async def commit(self) -> Intents:
+        """Close the transaction: its ACKs, which have to be durable before they are written.
+
+        If nothing was published there are none.
+        """
+        async with self._working():
+            await self._write_out()
+            await self._append_fragments()
+            failpoints.hit(_FLUSHED)
+            self._unwritten = intents = self._intents()
+            self._parts = {}
+            failpoints.hit(_INTENTS)
+            return intents
+
+    async def commit_now(self) -> Intents:
+        """Close the transaction and commit it, in all its journals at once; its ACKs, written.
+
+        For a caller without a state of its own, to whom a crash may happen before or after.
+        """
+        async with self._working():
+            await self._write_out()
+            intents = self._intents()
+            pending = {name: part.fragments for name, part in self._parts.items()}
+            closing = close(intents, pending, self._options.limits)
+            if not closing.atomic:
+                raise UserError(
+                    f"the transaction writes to {len(intents.journals)} journals",
+                    why=f"at most {self._options.limits.journals} can be committed at once",
+                    fix="append in smaller pieces, or partition the collection less",
+                )
+            for parts in closing.rows:
+                await self._append(parts)
+                failpoints.hit(_ROWS)
+            for parts in closing.acks:
+                await self._append(parts)
+                failpoints.hit(_ACKS)
+            self._parts = {}
+            failpoints.hit(_DONE)
+            return intents
+
+    async def write_intents(self, intents: Intents) -> None:
+        """Append ACKs to all their journals; doing it again changes nothing for readers.
+
+        They may be those of an earlier publisher, whose transaction was cut short by a crash, and
+        of journals that no binding covers any more. If such a journal is gone, so is its ACK.
+        """
+        async with self._working():
+            for parts in close(intents, {}, self._options.limits).acks:
+                await self._acknowledge(parts)
+                failpoints.hit(_ACKS)
+            if self._unwritten and set(self._unwritten.commits) <= set(intents.commits):
+                self._unwritten = None
+            failpoints.hit(_DONE)
+
+    async def abort(self) -> None:
+        """Give up the transaction, and with it the producer: no row of it will be seen."""
+        self._retired = True
+        parts, self._parts = self._parts, {}
+        steps = [part.step for part in parts.values() if part.step is not None]
+        await asyncio.gather(*steps, return_exceptions=True)
+        for part in parts.values():
+            await asyncio.to_thread(part.discard)
+
+    @contextlib.asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        """One call. If it fails or is cancelled, the transaction is lost, and the producer."""
+        if self._retired:
+            raise Retired(
+                f"producer {self.producer} is retired",
+                why="its last transaction was aborted, and some of it may be in journals",
+                fix="start over with a new publisher",
+            )
+        try:
+            yield
+        except BaseException:
+            await self.abort()
+            raise
+
+    def _intents(self) -> Intents:
+        """The ACKs of everything that is published, under a clock above all of it."""
+        self._clock = tick(self._clock)
+        commits = (Commit(name, self.producer, self._clock) for name in self._parts)
+        return Intents.of(commits, self._options.limits)
+
+    # ------------------------------------------------------------------------------------ writing
+
+    async def _relieve(self, now: Clock) -> None:
+        """Write while there is too much of anything."""
+        options = self._options
+        for part in self._parts.values():
+            if part.rows_bytes >= options.feed_bytes:
+                await self._step(part)
+        while sum(part.held_bytes for part in self._parts.values()) > options.buffer_bytes:
+            largest = max(self._parts.values(), key=lambda part: part.held_bytes)
+            await self._step(largest, end=True)
+            await _ended(largest)
+        self._flushed_at = self._flushed_at or now
+        pending = [part.fragments for part in self._parts.values() if part.fragments]
+        old = delta(now, self._flushed_at) > duration(options.pending_s)
+        if old or sum(map(entry_bytes, pending)) > options.pending_bytes:
+            await self._append_fragments()
+            self._flushed_at = now
+
+    async def _write_out(self) -> None:
+        """Everything into fragments that are durable."""
+        for part in self._parts.values():
+            await self._step(part, end=True)
+        for part in self._parts.values():
+            await _ended(part)
+
+    async def _step(self, part: _Part, *, end: bool = False) -> None:
+        """Start to write what waits for a journal, when its last step has ended and others may."""
+        await _ended(part)
+        running = [p.step for p in self._parts.values() if p.step is not None and not p.step.done()]
+        if len(running) >= self._options.steps_max:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        rows, part.rows = part.rows, []
+        part.fed_bytes, part.rows_bytes = part.fed_bytes + part.rows_bytes, 0
+        written = asyncio.to_thread(part.write, self._blobs, rows, str(self.producer), end=end)
+        part.step = asyncio.create_task(written)
+
+    async def _append_fragments(self) -> None:
+        """Every fragment that is durable becomes part of its journal."""
+        for part in self._parts.values():
+            await _ended(part)
+        pending = {name: part.fragments for name, part in self._parts.items() if part.fragments}
+        for parts in batches(pending, self._options.limits):
+            await self._append(parts)
+            failpoints.hit(_ROWS)
+        for part in self._parts.values():
+            part.fragments = []
+
+    async def _append(self, parts: Parts) -> None:
+        """Append, under one revision, and count what was appended."""
+        await self._journals.append_all(parts)
+        for journal, records in parts.items():
+            count = self._parts[journal].target.count
+            for record in records:
+                if isinstance(record, Fragment):
+                    count.documents += record.rows
+                    count.bytes += record.bytes
+
+    async def _acknowledge(self, parts: Parts) -> None:
+        try:
+            await self._journals.append_all(parts)
+        except MissingJournal:
+            gone = [name for name in parts if await self._is_gone(name)]
+            if not gone or any(b.covers(name) for b in self._bindings for name in gone):
+                raise
+            _log.warning("ACKs of journals that are gone were dropped: %s", ", ".join(gone))
+            await self._acknowledge({n: acks for n, acks in parts.items() if n not in gone})
+
+    async def _is_gone(self, journal: str) -> bool:
+        try:
+            await self._journals.load(journal)
+        except MissingJournal:
+            return True
+        return False
+
+    # ------------------------------------------------------------------------------------ routing
+
+    async def _target(self, binding: int) -> _Target:
+        """A binding's target; the first time, its schema is registered and its journals listed."""
+        if binding not in self._targets:
+            bound = self._bindings[binding]
+            spec = bound.spec
+            layout = FragmentLayout.of(spec)
+            shape = compiled(spec.write_schema.text).shape
+            locations = [partition.location for partition in spec.partitions]
+            target = _Target(
+                binding=bound,
+                layout=layout,
+                partitions=Places.of(shape, layout.root, locations),
+                key=Places.of(shape, layout.root, spec.key),
+            )
+            await self._schemas.put(spec.write_schema)
+            match bound:
+                case Mapped():
+                    await self._list(target)
+                case Fixed():
+                    await self._journals.load(bound.journal)  # it must be there
+            self._targets[binding] = target
+        return self._targets[binding]
+
+    def _part(self, target: _Target, journal: str) -> _Part:
+        prefix = journal.rpartition("/")[0] + "/"
+        layout = target.layout
+        if (covered := target.covered.get(prefix)) is not None:
+            at = covered.journals.index(journal)
+            layout = replace(layout, key_begin=covered.begins[at], key_end=covered.ends[at])
+        part = self._parts[journal] = _Part(target=target, prefix=prefix, layout=layout)
+        return part
+
+    async def _routed(
+        self, target: _Target, rows: pyarrow.RecordBatch
+    ) -> AsyncIterator[tuple[str, pyarrow.RecordBatch]]:
+        """Rows by journal; journals that are missing are made."""
+        if isinstance(target.binding, Fixed):
+            yield target.binding.journal, rows
+            return
+        parts = [
+            (journal_name(target.spec, values), part)
+            for values, part in split(rows, target.partitions)
+        ]
+        await self._create(target, [n for n, _ in parts if n.prefix not in target.covered])
+        for name, part in parts:
+            for journal, piece in self._covering(target, name, part):
+                if journal is not None:
+                    yield journal, piece
+                    continue
+                await self._create(target, [name])
+                for found, covered in self._covering(target, name, piece):
+                    if found is None:
+                        raise Bug(f"no partition under {name.prefix} covers every key hash")
+                    yield found, covered
+
+    def _covering(
+        self, target: _Target, name: JournalName, rows: pyarrow.RecordBatch
+    ) -> Iterator[tuple[str | None, pyarrow.RecordBatch]]:
+        covered = target.covered[name.prefix]
+        if (journal := covered.everything) is not None:
+            yield journal, rows
+        else:
+            yield from covered.route(rows, key_hashes(rows, target.key))
+
+    async def _create(self, target: _Target, names: Sequence[JournalName]) -> None:
+        """Make partitions that cover everything; others may be making the same ones."""
+        if not names:
+            return
+        limit, spec = self._options.partitions_max, target.spec
+        if target.journals + len(names) > limit and not spec.name.startswith(UNLIMITED):
+            fields = ", ".join(partition.name for partition in spec.partitions)
+            raise UserError(
+                f"{spec.name} would have more than {limit} partitions",
+                where=str(names[0]),
+                why=f"every combination of values of {fields or 'its partition fields'} is one",
+                fix="partition by a field with few values",
+            )
+        await self._journals.create_all({name: creation(name) for name in names})
+        # Whoever was first, what counts is what is there now.
+        await self._list(target)
+
+    async def _list(self, target: _Target) -> None:
+        found: dict[str, list[tuple[str, int, int]]] = {}
+        for journal in await self._journals.list(target.spec.name):
+            state = journal.state
+            prefix = JournalName.parse(journal.name, target.spec.name).prefix
+            found.setdefault(prefix, []).append((journal.name, state.key_begin, state.key_end))
+        target.covered = {prefix: Covered.of(ranges) for prefix, ranges in found.items()}
+
+
+async def _ended(part: _Part) -> None:
+    """Wait for a journal's writer, and raise what it met."""
+    if part.step is not None:
+        await part.step
+        part.step = None

@@ -1,0 +1,109 @@
+"""A transaction over three journals, by a process that dies between any two of its steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from journal import crashing
+from journal.crashing import DOCUMENTS, Job, intents_file
+from journal.publishing import batch, world
+from penstock.journal.transaction import Intents
+
+Run = Callable[[Job], int]
+KILLED = 137
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a job in a process of its own; how that ended."""
+    with subprocess.Popen(
+        [sys.executable, crashing.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def run(job: Job) -> int:
+            stdin.write(msgspec.json.encode(job) + b"\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+        yield run
+        stdin.close()
+
+
+async def visible(directory: Path, url: str) -> list[int]:
+    """The ids that a reader sees, after somebody else's transaction; one is of that."""
+    async with world(directory, url) as here:
+        publisher = here.publisher()
+        await publisher.publish(0, batch([{"id": 100, "region": "eu"}]))
+        await publisher.commit_now()
+        found = await here.read()
+    return sorted(d["id"] for documents in found.values() for d in documents)
+
+
+ALL = [*range(len(DOCUMENTS)), 100]
+NONE = [100]
+
+
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        *(f"publisher.object:{n}" for n in (1, 2, 3)),
+        *(f"publisher.rows:{n}" for n in (1, 2, 3)),
+        "publisher.flushed",
+        "publisher.intents",
+        "test.stored",
+        *(f"publisher.acks:{n}" for n in (1, 2, 3)),
+        "publisher.done",
+        *(f"statelog.after-send:{n}" for n in range(1, 8)),
+    ],
+)
+async def test_after_replaying_intents_all_journals_show_all_or_nothing(
+    tmp_path: Path, run: Run, failpoint: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'consensus.db'}"
+    job = Job(directory=str(tmp_path), url=url, now=False, failpoint=failpoint)
+    assert run(job) == KILLED
+    stored = intents_file(tmp_path)
+    if stored.exists():
+        async with world(tmp_path, url) as here:
+            await here.publisher().write_intents(Intents.decode(stored.read_bytes()))
+    assert await visible(tmp_path, url) == (ALL if stored.exists() else NONE)
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "committed"),
+    [
+        *((f"publisher.object:{n}", False) for n in (1, 2, 3)),
+        # The schema is not a state log; the journals are made first, then it is all one append.
+        ("statelog.after-send:1", False),
+        ("statelog.after-send:2", True),
+        ("publisher.acks", True),
+        ("publisher.done", True),
+    ],
+)
+async def test_a_transaction_that_is_one_append_needs_no_replay(
+    tmp_path: Path, run: Run, failpoint: str, committed: bool
+) -> None:
+    url = f"sqlite:///{tmp_path / 'consensus.db'}"
+    job = Job(directory=str(tmp_path), url=url, now=True, failpoint=failpoint)
+    assert run(job) == KILLED
+    assert await visible(tmp_path, url) == (ALL if committed else NONE)
+
+
+async def test_without_a_crash_point_everything_is_there(tmp_path: Path, run: Run) -> None:
+    url = f"sqlite:///{tmp_path / 'consensus.db'}"
+    for now in (False, True):
+        assert run(Job(directory=str(tmp_path), url=url, now=now, failpoint=None)) == 0
+    assert await visible(tmp_path, url) == sorted([*range(9), *range(9), 100])
