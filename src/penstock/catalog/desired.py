@@ -1,0 +1,283 @@
+"""The desired state of a deployment: the catalog that was applied last, in a state log.
+
+Everything that runs, runs what is recorded here, and a catalog becomes true by one compare-and-set:
+there is no moment at which half of it is in force. Specs are recorded one by one as canonical JSON,
+so an edit holds what differs and nothing else. Secrets are references in specs, and stay so here.
+
+Applying is declarative: what the given catalog does not define is removed. That forgets
+definitions, never documents. Whether a change may be made at all, with the documents there are, is
+asked of a `Check`, which the caller gives: the answer needs more than the catalog.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from penstock.consensus.statelog import StateLog
+from penstock.consensus.statelog import load as load_log
+from penstock.consensus.store import Consensus
+from penstock.errors import Bug, UserError
+from penstock.model.json_order import canonical_json
+from penstock.model.spec import (
+    CaptureSpec,
+    Catalog,
+    CatalogTest,
+    CollectionSpec,
+    MaterializationSpec,
+    StorageMapping,
+    fingerprint,
+    from_json,
+    to_json,
+)
+
+CATALOG_KEY: Final = "catalog/main"
+
+Spec = CollectionSpec | CaptureSpec | MaterializationSpec | CatalogTest | StorageMapping
+
+
+class Kind(enum.Enum):
+    """What a catalog defines; the value names it in the log and to people."""
+
+    COLLECTION = "collection"
+    CAPTURE = "capture"
+    MATERIALIZATION = "materialization"
+    TEST = "test"
+    STORAGE = "storage mapping"
+
+
+_SPECS: Final[Mapping[Kind, type[Spec]]] = {
+    Kind.COLLECTION: CollectionSpec,
+    Kind.CAPTURE: CaptureSpec,
+    Kind.MATERIALIZATION: MaterializationSpec,
+    Kind.TEST: CatalogTest,
+    Kind.STORAGE: StorageMapping,
+}
+
+Name = tuple[Kind, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """What is recorded: each spec as canonical JSON. Version 0 is before anything was applied."""
+
+    version: int = 0
+    specs: Mapping[Name, str] = dataclasses.field(default_factory=dict)
+
+    def catalog(self) -> Catalog:
+        """The catalog, as it was given."""
+        names = sorted(self.specs, key=_by_name)
+        built = {name: _read(name[0], self.specs[name]) for name in names}
+
+        def all_of(kind: Kind) -> tuple[Any, ...]:
+            return tuple(spec for (k, _), spec in built.items() if k is kind)
+
+        return Catalog(
+            collections=all_of(Kind.COLLECTION),
+            captures=all_of(Kind.CAPTURE),
+            materializations=all_of(Kind.MATERIALIZATION),
+            tests=all_of(Kind.TEST),
+            storage=all_of(Kind.STORAGE),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What one `apply` changes, made for the state of one version."""
+
+    version: int
+    put: Mapping[Name, str]
+    remove: tuple[Name, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One definition that is not as it was; at least one of `before` and `after` is there."""
+
+    kind: Kind
+    name: str
+    before: Spec | None
+    after: Spec | None
+
+    @property
+    def action(self) -> str:
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The changes of an apply, and the version that they made, or would have made."""
+
+    version: int
+    changes: tuple[Change, ...]
+
+
+Check = Callable[[Change], Awaitable[str | None]]
+"""Why a change must not be made, None if it may."""
+
+
+class ChangeRefused(UserError):
+    """The catalog is sound, and does not fit what there is."""
+
+
+class NothingApplied(UserError):
+    """This data directory has no catalog yet."""
+
+
+async def load(store: Consensus) -> Catalog:
+    """The catalog that was applied last."""
+    replica = await load_log(store, CATALOG_KEY, DesiredMachine())
+    if not replica.state.version:
+        raise NothingApplied(
+            "no catalog has been applied here",
+            fix="apply one: penstock apply catalog.yaml, or give it with --catalog",
+        )
+    return replica.state.catalog()
+
+
+async def apply(
+    store: Consensus, catalog: Catalog, *, check: Check | None = None, dry_run: bool = False
+) -> Applied:
+    """Make `catalog` the desired state; what that changes, which may be nothing.
+
+    All of `check`'s objections are in one error. If another apply comes between the checks and the
+    commit, they are made again for the state that it left.
+    """
+    log = await StateLog.open(store, CATALOG_KEY, DesiredMachine())
+    while True:
+        state = log.state
+        changes = plan(state, catalog)
+        await _check(changes, check)
+        if not changes and state.version:
+            return Applied(version=state.version, changes=())
+        if dry_run:
+            return Applied(version=state.version + 1, changes=changes)
+        edit = _edit(state, changes)
+        try:
+            committed = await log.append(partial(_unless_moved, edit))
+        except _Moved:
+            continue
+        if committed is None:
+            raise Bug("an edit of the catalog was not written", where=CATALOG_KEY)
+        return Applied(version=committed.state.version, changes=changes)
+
+
+async def _check(changes: tuple[Change, ...], check: Check | None) -> None:
+    if check is None:
+        return
+    objections = [(c, why) for c in changes if (why := await check(c)) is not None]
+    if objections:
+        listed = "\n".join(f"  {c.kind.value} {c.name}: {why}" for c, why in objections)
+        raise ChangeRefused(f"the catalog cannot be applied\n{listed}")
+
+
+# ------------------------------------------------------------------------------------- decisions
+
+
+def plan(state: Desired, catalog: Catalog) -> tuple[Change, ...]:
+    """How `catalog` differs from what is recorded, by kind and name.
+
+    Specs are equal if their fingerprints are: a test that moved to another line did not change.
+    """
+    wanted: dict[Name, Spec] = {
+        **{(Kind.COLLECTION, spec.name): spec for spec in catalog.collections},
+        **{(Kind.CAPTURE, spec.name): spec for spec in catalog.captures},
+        **{(Kind.MATERIALIZATION, spec.name): spec for spec in catalog.materializations},
+        **{(Kind.TEST, spec.name): spec for spec in catalog.tests},
+        **{(Kind.STORAGE, spec.prefix): spec for spec in catalog.storage},
+    }
+    changes = []
+    for kind, name in sorted(wanted.keys() | state.specs.keys(), key=_by_name):
+        text, after = state.specs.get((kind, name)), wanted.get((kind, name))
+        before = None if text is None else _read(kind, text)
+        if before is None or after is None or fingerprint(before) != fingerprint(after):
+            changes.append(Change(kind=kind, name=name, before=before, after=after))
+    return tuple(changes)
+
+
+def _edit(state: Desired, changes: tuple[Change, ...]) -> Edit:
+    return Edit(
+        version=state.version,
+        put={
+            (c.kind, c.name): canonical_json(to_json(c.after))
+            for c in changes
+            if c.after is not None
+        },
+        remove=tuple((c.kind, c.name) for c in changes if c.after is None),
+    )
+
+
+class _Moved(Exception):
+    """Another apply was faster."""
+
+
+def _unless_moved(edit: Edit, current: Desired) -> Edit:
+    if current.version != edit.version:
+        raise _Moved
+    return edit
+
+
+def _read(kind: Kind, text: str) -> Spec:
+    return from_json(_SPECS[kind], json.loads(text))
+
+
+_ORDER: Final = {kind: position for position, kind in enumerate(Kind)}
+
+
+def _by_name(name: Name) -> tuple[int, str]:
+    return _ORDER[name[0]], name[1]
+
+
+# --------------------------------------------------------------------------------------- the log
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class DesiredMachine:
+    """What the log means (`consensus.replica.Machine`): msgpack of arrays, specs as JSON text."""
+
+    format = 1
+
+    def initial(self) -> Desired:
+        return Desired()
+
+    def apply(self, state: Desired, diff: Edit, revision: int) -> Desired:
+        if diff.version != state.version:
+            raise Bug(
+                f"an edit of version {diff.version} met version {state.version}", where=CATALOG_KEY
+            )
+        kept = {name: text for name, text in state.specs.items() if name not in diff.remove}
+        return Desired(version=state.version + 1, specs={**kept, **diff.put})
+
+    def encode_diff(self, diff: Edit) -> bytes:
+        removed = [(kind.value, name) for kind, name in diff.remove]
+        return _encode((diff.version, _specs_out(diff.put), removed))
+
+    def decode_diff(self, data: bytes, format: int) -> Edit:  # noqa: A002
+        version, put, remove = _decode(data)
+        removed = tuple((Kind(kind), name) for kind, name in remove)
+        return Edit(version=version, put=_specs_in(put), remove=removed)
+
+    def encode_state(self, state: Desired) -> bytes:
+        return _encode((state.version, _specs_out(state.specs)))
+
+    def decode_state(self, data: bytes, format: int, revision: int) -> Desired:  # noqa: A002
+        version, specs = _decode(data)
+        return Desired(version=version, specs=_specs_in(specs))
+
+
+def _specs_out(specs: Mapping[Name, str]) -> list[tuple[str, str, str]]:
+    return [(kind.value, name, text) for (kind, name), text in specs.items()]
+
+
+def _specs_in(specs: list[tuple[str, str, str]]) -> dict[Name, str]:
+    return {(Kind(kind), name): text for kind, name, text in specs}
