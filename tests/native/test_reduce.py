@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,16 @@ from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.plan import ReductionPlan, compile_reduction
 from penstock.native.reduce import flag_column, reduce_dataframe, reduction_errors
-from penstock.testing.reductions import EXAMPLES, REFUSALS, Example, Refusal, nearly_equal
+from penstock.testing.reductions import (
+    EXAMPLES,
+    LAST,
+    REFUSALS,
+    SUM,
+    Example,
+    Refusal,
+    document,
+    nearly_equal,
+)
 from penstock.testing.strategies_reduce import Grown, documents, flat_leaves, starting_over
 
 if TYPE_CHECKING:
@@ -38,7 +47,7 @@ class Order:
         from pyspark.sql import functions as f
 
         if not self.parts:
-            return [f.col("$clock")]
+            return [f.col("$seq")]
         return [-f.col("$priority"), f.col("$clock"), f.col("$journal"), f.col("$offset")]
 
 
@@ -47,27 +56,26 @@ def frame(
 ) -> DataFrame:
     """Documents of several keys as rows, shuffled, in a few partitions.
 
-    Priority decides before clocks, so clocks begin again where it falls.
+    Each part of the order decides somewhere: priority falls, clocks restart with it, journals
+    share clocks, and offsets tell the rest apart.
     """
-    rows: list[tuple[Any, ...]] = []
-    for i, group in enumerate(groups):
-        for at, document in enumerate(group):
-            assert isinstance(document, dict)
-            rows.append(({**document, "id": f"k{i:03}"}, 9 - at // 2, at, f"j{at % 2}", at))
+    rows = [
+        ({**cast("dict[str, Json]", value), "id": f"k{i:03}"}, at)
+        for i, group in enumerate(groups)
+        for at, value in enumerate(group)
+    ]
     chance = random.Random(seed)
     chance.shuffle(rows)
-    batch = to_arrow([row[0] for row in rows], plan.columns)
-    table = pa.Table.from_batches([batch])
-    for at, (name, kind) in enumerate(
-        (
-            ("$priority", pa.int32()),
-            ("$clock", pa.int64()),
-            ("$journal", pa.utf8()),
-            ("$offset", pa.int64()),
-        ),
-        start=1,
-    ):
-        table = table.append_column(name, pa.array([row[at] for row in rows], kind))
+    table = pa.Table.from_batches([to_arrow([value for value, _ in rows], plan.columns)])
+    order = {
+        "$seq": pa.array([at for _, at in rows], pa.int64()),
+        "$priority": pa.array([9 - at // 4 for _, at in rows], pa.int32()),
+        "$clock": pa.array([at % 4 // 3 for _, at in rows], pa.int64()),
+        "$journal": pa.array([f"j{at % 4 // 2}" for _, at in rows], pa.utf8()),
+        "$offset": pa.array([at % 2 for _, at in rows], pa.int64()),
+    }
+    for name, values in order.items():
+        table = table.append_column(name, values)
     return spark.createDataFrame(table).repartition(chance.randint(1, 3))
 
 
@@ -207,15 +215,80 @@ def test_documents_may_be_combined_on_spark_before_they_are_reduced(
     plan = compile_reduction(schema, ["/id"])
     rows = frame(spark, plan, groups, seed)
     halves = [
-        reduce_dataframe(plan, half, order=[f.col("$clock")], full=False).withColumn(
-            "$clock", f.lit(at)
+        reduce_dataframe(plan, half, order=[f.col("$seq")], full=False).withColumn(
+            "$seq", f.lit(at)
         )
-        for at, half in enumerate(
-            (rows.where(f"`$clock` < {cut}"), rows.where(f"`$clock` >= {cut}"))
-        )
+        for at, half in enumerate((rows.where(f"`$seq` < {cut}"), rows.where(f"`$seq` >= {cut}")))
     ]
     combined = halves[0].union(halves[1])
-    order = [f.col("$clock"), f.col(flag_column(plan, full=False))]
+    order = [f.col("$seq"), f.col(flag_column(plan, full=False))]
     got = outcomes(plan, reduce_dataframe(plan, combined, order=order, full=True), full=True)
     want = [[reduce_full(group, schema.active_rules)] for group in groups]
     assert nearly_equal(got, want), plan.explain()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(
+            document(
+                {"n": {"type": "integer", "reduce": SUM}, "k": {"type": ["integer", "null"]}},
+                {"strategy": "maximize", "key": ["/k"]},
+            )
+            | {"required": ["id", "k"]},
+            id="whole documents by the greatest key, null below all",
+        ),
+        pytest.param(
+            document({"n": {"type": "number", "reduce": SUM, "x-penstock-ordered": True}}),
+            id="a sum of floats in read order",
+        ),
+        pytest.param(
+            document(
+                {
+                    "n": {
+                        "type": "number",
+                        "multipleOf": 0.01,
+                        "minimum": -1000,
+                        "maximum": 1000,
+                        "reduce": SUM,
+                    }
+                }
+            ),
+            id="a sum of exact decimals",
+        ),
+        pytest.param(
+            document({"n": {"type": "integer", "reduce": {"strategy": "minimize"}}}, LAST),
+            id="the last document whole",
+        ),
+    ],
+)
+def test_what_the_grammar_does_not_grow(spark: SparkSession, schema: dict[str, Any]) -> None:
+    compiled = CompiledSchema(schema)
+    plan = compile_reduction(compiled, ["/id"])
+    groups: list[list[Json]] = [
+        [{"id": "k", "n": 1, "k": 3, "x": [1]}, {"id": "k", "n": 2.0, "k": 5}],
+        [
+            {"id": "k", "n": 4, "k": None},
+            {"id": "k", "k": 5, "y": "z"},
+            {"id": "k", "n": 7, "k": 5},
+        ],
+        [{"id": "k", "n": -3, "k": None}, {"id": "k", "n": 8, "k": None, "x": None}],
+    ]
+    assert plan.fold is None, plan.explain()
+    got = reduced(spark, plan, groups, full=True, order=Order(parts=True))
+    want = [[reduce_full(group, compiled.active_rules)] for group in groups]
+    assert nearly_equal(got, want), plan.explain()
+
+
+def test_hidden_members_may_be_left_out_and_absent_keys_count_as_their_default(
+    spark: SparkSession,
+) -> None:
+    schema = document({"n": {"type": "integer", "reduce": SUM}, "r": {"type": "string"}})
+    schema["properties"]["r"]["default"] = "eu"
+    plan = compile_reduction(CompiledSchema(schema), ["/id", "/r"])
+    groups: list[list[Json]] = [[{"n": 1}, {"n": 2, "r": "eu"}, {"n": 5, "r": "us"}]]
+    df = frame(spark, plan, groups).drop("_x")
+    result = reduce_dataframe(plan, df, order=Order(parts=False).columns(), full=True)
+    rows = {(row["r"], row["n"]) for row in result.collect()}
+    assert rows == {("eu", 3), ("us", 5)}
+    assert "_x" not in result.columns

@@ -137,15 +137,14 @@ def _reduce_natively(
     root = plan.root
     if plan.barrier is not None:
         rows = _from_barrier(_completed(rows, plan), plan.barrier, scratch)
-    if isinstance(root, Extreme):
-        rows = rows.where(_is_extreme(root, scratch))
-        root = root.body
     masks: dict[str, Column] = {}
     for at, node in enumerate(node for node in walk(root) if isinstance(node, Extreme)):
-        # A window cannot stand inside an aggregate: its outcome is a column first.
-        name = f"{scratch.prefix}extreme{at}"
-        masks[node.at] = f.col(name)
-        rows = rows.withColumn(name, _is_extreme(node, scratch))
+        # A window may stand neither in a filter nor in an aggregate: its outcome is a column first.
+        mask = f"{scratch.prefix}extreme{at}"
+        masks[node.at] = f.col(mask)
+        rows = rows.withColumn(mask, _is_extreme(node, scratch))
+    if isinstance(root, Extreme):
+        rows, root = rows.where(masks[root.at]), root.body
     key_text = _key_text(rows, scratch.keys)
     known = _known(plan, scratch.keys)
     within = f"{scratch.prefix}m" if plan.has_elements else None
