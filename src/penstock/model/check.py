@@ -225,7 +225,7 @@ def _uncompilable(schema: Mapping[str, Any]) -> Problem | None:
         return Problem(
             code="E-SCHEMA",
             pointer=pointer.render(e.instance_path),
-            message=f"schema is not valid: {e.message}",
+            message=f"schema is not valid: {phrase(e, show(e.instance))}",
         )
     except (jsonschema_rs.ReferencingError, ValueError) as e:
         return Problem(code="E-SCHEMA", pointer="", message=f"schema is not valid: {e}")

@@ -14,6 +14,7 @@ import jsonschema_rs
 from jsonschema_rs import ValidationErrorKind as Kind
 
 from penstock.model import pointer
+from penstock.model.json_order import Json
 from penstock.model.shape import Shape, locate
 
 SHOWN_MAX = 120
@@ -42,7 +43,9 @@ class Problem:
     hint: str | None = None
 
 
-def explain(error: jsonschema_rs.ValidationError, shape: Shape) -> Iterator[Violation]:
+def explain(
+    error: jsonschema_rs.ValidationError, document: Json, shape: Shape
+) -> Iterator[Violation]:
     """A validator's error as violations: one for each member that is missing or too many."""
     at = pointer.render(error.instance_path)
     schema_at = pointer.render(error.schema_path)
@@ -54,15 +57,25 @@ def explain(error: jsonschema_rs.ValidationError, shape: Shape) -> Iterator[Viol
                 message="is required and missing",
             )
         case Kind.AdditionalProperties(names) | Kind.UnevaluatedProperties(names):
-            for name in names:
-                yield Violation(
-                    pointer=pointer.child(at, name),
-                    schema_pointer=schema_at,
-                    message="is not a member that the schema allows",
-                )
+            yield from _unexpected(names, at, schema_at)
+        case Kind.FalseSchema() if schema_at.endswith("/additionalProperties"):
+            # Where nothing else is allowed, the validator names the object and not the member.
+            members = pointer.get(document, at)
+            yield from _unexpected(
+                list(members) if isinstance(members, dict) else [], at, schema_at
+            )
         case _:
             found = show(error.instance, hidden=hidden(shape, at))
             yield Violation(pointer=at, schema_pointer=schema_at, message=phrase(error, found))
+
+
+def _unexpected(names: list[str], at: str, schema_at: str) -> Iterator[Violation]:
+    for name in names:
+        yield Violation(
+            pointer=pointer.child(at, name),
+            schema_pointer=schema_at,
+            message="is not a member that the schema allows",
+        )
 
 
 def phrase(error: jsonschema_rs.ValidationError, found: str) -> str:

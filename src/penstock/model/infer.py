@@ -41,9 +41,12 @@ from penstock.model.shape import (
     union,
 )
 
-PLACES_MAX = 20_000
-"""Schemas read before the rest is taken as "any value": definitions that refer to each other unfold
-into every path through them, of which a dozen already make millions."""
+PLACES_MAX = 10_000
+"""Schemas read before the rest is taken as "any value": references can double at every step."""
+
+UNFOLDED_MAX = 4
+"""How often a recursive definition is unfolded: a dozen that refer to each other have millions of
+paths through them. Any other definition is read wherever it is referred to."""
 
 
 def infer(schema: Schema) -> Shape:
@@ -59,6 +62,7 @@ class _Inference:
         self._draft = self._refs.root.draft
         self._active: set[str] = set()
         self._places_left = PLACES_MAX
+        self._unfoldings_left = dict.fromkeys(self._refs.recursive(), UNFOLDED_MAX)
 
     def shape(self) -> Shape:
         return self._read(self._refs.root)
@@ -66,9 +70,12 @@ class _Inference:
     def _read(self, place: Place) -> Shape:
         if isinstance(place.schema, bool):
             return ANY if place.schema else NOTHING
-        if place.pointer in self._active or not self._places_left:
+        unfoldings_left = self._unfoldings_left.get(place.pointer, 1)
+        if place.pointer in self._active or not self._places_left or not unfoldings_left:
             return dataclasses.replace(ANY, cut=True, origin=place.pointer)
         self._places_left -= 1
+        if place.pointer in self._unfoldings_left:
+            self._unfoldings_left[place.pointer] -= 1
         self._active.add(place.pointer)
         try:
             return self._conjunction(place, place.schema)

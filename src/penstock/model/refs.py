@@ -7,6 +7,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -96,6 +97,22 @@ class Refs:
         return dataclasses.replace(
             resource, schema=value, pointer=resource.pointer + fragment, base=base
         )
+
+    def recursive(self) -> frozenset[str]:
+        """The pointers of schemas that refer to themselves, directly or through others."""
+        targets: list[tuple[str, str]] = []  # where the reference stands, what it refers to
+        for ref, base, at in references(self.root.schema):
+            with contextlib.suppress(DanglingRef):
+                targets.append((at, self.resolve(ref, base).pointer))
+        reached = {
+            target: {to for at, to in targets if at.startswith(f"{target}/")}
+            for _, target in targets
+        }
+        for via in reached:  # transitive closure, one stop after the other
+            for found in reached.values():
+                if via in found:
+                    found |= reached[via]
+        return frozenset(target for target, found in reached.items() if target in found)
 
 
 def references(schema: Schema) -> Iterator[tuple[str, str, str]]:

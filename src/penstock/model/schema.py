@@ -90,7 +90,7 @@ class CompiledSchema:
         found = [
             violation
             for error in self._validator.iter_errors(document)
-            for violation in explain(error, self.shape)
+            for violation in explain(error, document, self.shape)
         ]
         return tuple(sorted(set(found), key=lambda v: (v.pointer, v.schema_pointer, v.message)))
 

@@ -406,6 +406,7 @@ def narrow(shape: Shape) -> Shape:
     return dataclasses.replace(
         shape,
         types=kept,
+        enum=shape.enum if kept else None,
         numbers=shape.numbers if kept & {"integer", "number"} else Numbers(),
         strings=shape.strings if "string" in kept else Strings(),
         arrays=shape.arrays if "array" in kept else Arrays(),
