@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, check, demo, doctor, init, list_failpoints, persistd
+from penstock.cli import (
+    apply,
+    bench,
+    check,
+    demo,
+    doctor,
+    fragments,
+    init,
+    journals,
+    list_failpoints,
+    persistd,
+)
 from penstock.cli.frame import register, stdout
 
 app = typer.Typer(
@@ -41,6 +52,9 @@ def _penstock(
 
 register(app, init.init)
 register(app, check.check)
+register(app, apply.apply)
+register(app, journals.journals)
+register(app, fragments.fragments)
 register(app, demo.demo)
 register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)

@@ -1,0 +1,106 @@
+"""`penstock journals`: which journals there are, and what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.frame import print_json, stderr
+from penstock.cli.stores import opened
+from penstock.cli.tables import Column, print_table, size_text
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.journal.journals import Journal
+    from penstock.journal.selector import LabelSelector
+
+_COLUMNS = (
+    Column("NAME"),
+    Column("STATUS"),
+    Column("OFFSETS", number=True),
+    Column("ROWS", number=True),
+    Column("FRAGMENTS", number=True),
+    Column("BYTES", number=True),
+    Column("PRODUCERS", number=True),
+    Column("LABELS"),
+)
+
+
+def journals(
+    settings: Settings,
+    collection: Annotated[
+        str | None,
+        typer.Argument(help="A collection, or what several begin with.", show_default=False),
+    ] = None,
+    selector: Annotated[
+        str,
+        typer.Option("--selector", help="By label: region=eu,env!=test or region in (eu,us)."),
+    ] = "",
+) -> None:
+    """List journals with their offsets, rows, fragments, bytes and producers.
+
+    Fragments and producers are those that are not yet sealed into pages; rows and bytes are all.
+
+    Example: penstock journals acme/orders --selector 'region in (eu, us)'
+    """
+    from penstock.journal.selector import LabelSelector
+
+    found = asyncio.run(_list(settings, collection, LabelSelector.parse(selector)))
+    if settings.json:
+        print_json([describe(journal) for journal in found])
+        return
+    print_table(_COLUMNS, [_row(journal) for journal in found])
+    if not found:
+        stderr.print(f"no journals{f' of {collection}' if collection else ''}", markup=False)
+
+
+async def _list(
+    settings: Settings, collection: str | None, selector: LabelSelector
+) -> tuple[Journal, ...]:
+    from penstock.journal.journals import Journals
+
+    async with opened(settings) as store:
+        return await Journals(store).list(collection, selector)
+
+
+def describe(journal: Journal) -> dict[str, Any]:
+    """A journal for machines."""
+    from penstock.journal.state import Fragment
+
+    state = journal.state
+    fragments = [record for record in state.records if isinstance(record, Fragment)]
+    producers = {run.producer for fragment in fragments for run in fragment.runs}
+    producers |= {r.producer for r in state.records if not isinstance(r, Fragment)}
+    return {
+        "name": journal.name,
+        "collection": state.collection,
+        "status": state.status.value,
+        "begin": state.begin,
+        "end": state.end,
+        "rows": sum(f.rows for f in fragments) + sum(page.rows for page in state.pages),
+        "bytes": sum(f.bytes for f in fragments) + sum(page.bytes for page in state.pages),
+        "fragments": len(fragments),
+        "pages": len(state.pages),
+        "producers": sorted(map(str, producers)),
+        "generation": state.generation,
+        "key_begin": state.key_begin,
+        "key_end": state.key_end,
+        "labels": dict(state.labels),
+    }
+
+
+def _row(journal: Journal) -> tuple[str, ...]:
+    of = describe(journal)
+    state = journal.state
+    return (
+        journal.name,
+        state.status.value,
+        f"{state.begin}..{state.end}",
+        str(of["rows"]),
+        str(of["fragments"]),
+        size_text(of["bytes"]),
+        str(len(of["producers"])),
+        ",".join(f"{name}={value}" for name, value in state.labels),
+    )

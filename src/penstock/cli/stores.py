@@ -1,0 +1,32 @@
+"""The stores that commands work on, opened from settings and closed with the command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import UserError
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+
+
+@asynccontextmanager
+async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[Consensus]:
+    """The consensus store. Commands that only look do not `create` one where there is none."""
+    from penstock.consensus.open import Scheme, open_consensus, scheme_of, sqlite_path
+
+    url = settings.consensus
+    if not create and scheme_of(url) is Scheme.SQLITE and not sqlite_path(url).exists():
+        raise UserError(
+            "there is nothing here yet",
+            where=str(sqlite_path(url)),
+            fix="name the data directory with --data, or fill one: penstock apply catalog.yaml",
+        )
+    store = await open_consensus(url)
+    try:
+        yield store
+    finally:
+        await store.close()

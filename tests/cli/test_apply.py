@@ -1,0 +1,92 @@
+"""`penstock apply`, as people run it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+CATALOG = """
+collections:
+  acme/orders:
+    key: [/id]
+    schema:
+      type: object
+      required: [id]
+      properties: {id: {type: integer}, total: {type: number}}
+"""
+
+
+def penstock(*arguments: str, cwd: Path) -> Result:
+    with contextlib.chdir(cwd):
+        return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    return tmp_path
+
+
+def test_an_applied_catalog_is_recorded_and_its_changes_are_shown(here: Path) -> None:
+    first = penstock("apply", "catalog.yaml", cwd=here)
+    assert (first.exit_code, first.stderr) == (0, "1 added: made version 1\n")
+    heading, line = first.stdout.splitlines()
+    assert heading.split() == ["CHANGE", "KIND", "NAME", "BEFORE", "AFTER"]
+    assert line.split()[:4] == ["added", "collection", "acme/orders", "-"]
+    again = penstock("apply", "catalog.yaml", cwd=here)
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr == "nothing changes: version 1 is this catalog\n"
+
+
+def test_a_dry_run_shows_and_does_nothing(here: Path) -> None:
+    runs = [
+        penstock("apply", "catalog.yaml", *options, "--json", cwd=here)
+        for options in (["--dry-run"], ["--dry-run"], [])
+    ]
+    assert [run.exit_code for run in runs] == [0, 0, 0]
+    dry, again, real = (json.loads(run.stdout) for run in runs)
+    assert dry == again
+    assert dry["dry_run"]
+    assert dry["changes"] == real["changes"]
+    [change] = real["changes"]
+    assert len(change.pop("after")) == 32
+    assert change == {
+        "change": "added", "kind": "collection", "name": "acme/orders", "before": None,
+    }  # fmt: skip
+    assert (real["version"], real["dry_run"]) == (1, False)
+
+
+def test_what_a_catalog_leaves_out_is_removed(here: Path) -> None:
+    penstock("apply", "catalog.yaml", cwd=here)
+    (here / "catalog.yaml").write_text(CATALOG.replace("acme/orders", "acme/others"))
+    result = penstock("apply", "--catalog", "catalog.yaml", cwd=here)
+    assert [line.split()[:3] for line in result.stdout.splitlines()[1:]] == [
+        ["removed", "collection", "acme/orders"],
+        ["added", "collection", "acme/others"],
+    ]
+    assert result.stderr == "1 added, 1 removed: made version 2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        pytest.param([], 2, "which catalog?", id="no catalog"),
+        pytest.param(["wrong.yaml"], 1, "the catalog has 2 errors", id="a catalog with a mistake"),
+        pytest.param(["none.yaml"], 1, "none.yaml", id="no such file"),
+    ],
+)
+def test_a_mistake_is_told_and_nothing_is_recorded(
+    here: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (here / "wrong.yaml").write_text(CATALOG.replace("key:", "kye:"))
+    result = penstock("apply", *arguments, cwd=here)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert not (here / ".penstock").exists()
