@@ -1,0 +1,314 @@
+"""`penstock append`: JSON lines into a collection, as one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.stores import opened
+from penstock.errors import UsageError, UserError
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.catalog.documents import Refused
+    from penstock.catalog.intake import Chunk, Intake
+    from penstock.consensus.store import Consensus
+    from penstock.journal.journals import Journals
+    from penstock.journal.publisher import Publisher
+    from penstock.journal.transaction import Intents
+    from penstock.model.clock import Clock
+    from penstock.model.shape import Shape
+    from penstock.model.spec import Catalog, CollectionSpec
+
+REFUSALS_SHOWN: Final = 20
+"""Bad documents that are named; without --skip-invalid, reading ends there."""
+
+STDIN: Final = Path("-")
+
+
+def append(
+    settings: Settings,
+    collection: Annotated[str, typer.Argument(help="Name of the collection.", show_default=False)],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files of JSON lines; stdin by default, or as -.", show_default=False),
+    ] = None,
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Append the documents that fit, leave out the others."),
+    ] = False,
+    redact_salt: Annotated[
+        str | None,
+        typer.Option(
+            "--redact-salt",
+            help="Salt of redacted values, in base64; the one of the catalog's tasks by default.",
+            envvar="PENSTOCK_REDACT_SALT",
+        ),
+    ] = None,
+) -> None:
+    """Append JSON lines as one transaction: readers see all of the documents, or none.
+
+    Documents are validated first. If one does not fit the collection's schema, nothing is appended,
+    and every bad line is named with what is wrong with it.
+
+    Example: penstock append acme/orders orders.jsonl
+    """
+    result = asyncio.run(_append(settings, collection, files or [STDIN], skip_invalid, redact_salt))
+    if settings.json:
+        print_json(dataclasses.asdict(result))
+        return
+    skipped = f"; {result.skipped:,} skipped" if result.skipped else ""
+    into = f"{len(result.journals)} journal{'s' if len(result.journals) != 1 else ''}"
+    stdout.print(
+        f"appended {result.documents:,} document{'s' if result.documents != 1 else ''} "
+        f"to {into} of {collection}{skipped}",
+        markup=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was appended."""
+
+    collection: str
+    documents: int
+    bytes: int
+    """As stored."""
+    journals: tuple[str, ...]
+    skipped: int
+    revision: int | None
+    """The store's, at which all of it became visible; None if there was nothing."""
+
+
+async def _append(
+    settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
+) -> Result:
+    from penstock.catalog.intake import Intake
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.journals import Journals
+    from penstock.journal.publisher import Mapped, Publisher
+    from penstock.journal.schemas import Schemas
+    from penstock.model.clock import Producer
+    from penstock.model.schema import compiled
+
+    async with opened(settings, create=bool(settings.catalog)) as store:
+        catalog = await current_catalog(store, settings)
+        spec = catalog.collection(name)
+        if spec is None:
+            raise unknown_collection(name, [known.name for known in catalog.collections])
+        schema = compiled(spec.write_schema.text)
+        intake = Intake(schema, salt=_salt(redact_salt, spec, catalog))
+        journals = Journals(store)
+        publisher = Publisher(
+            journals,
+            open_blobs(settings.blob),
+            Schemas(store),
+            [Mapped(spec=spec)],
+            producer=Producer.from_random(os.urandom(6)),
+            now=_now,
+        )
+        refusals = Refusals(skip=skip_invalid)
+        try:
+            await _publish(publisher, intake, files, refusals)
+            refusals.check(name)
+            intents = await publisher.commit_now()
+        except BaseException:
+            await publisher.abort()
+            raise
+        count = publisher.count(0)
+        return Result(
+            collection=name,
+            documents=count.documents,
+            bytes=count.bytes,
+            journals=intents.journals,
+            skipped=refusals.count,
+            revision=await _revision(journals, intents) if settings.json else None,
+        )
+
+
+class Refusals:
+    """Documents that do not fit: the first ones shown, all of them counted."""
+
+    def __init__(self, *, skip: bool) -> None:
+        self.skip = skip
+        self.count = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is no use in reading on."""
+        return not self.skip and self.count >= REFUSALS_SHOWN
+
+    def add(self, refused: tuple[Refused, ...]) -> None:
+        for each in refused:
+            if self.count < REFUSALS_SHOWN:
+                stderr.print(each.render(), markup=False)
+            elif self.count == REFUSALS_SHOWN and self.skip:
+                stderr.print("… and others, which are only counted")
+            self.count += 1
+
+    def check(self, collection: str) -> None:
+        """Refuse to commit what is not all there."""
+        if self.count and not self.skip:
+            many = "1 document does" if self.count == 1 else f"{self.count} documents do"
+            more = ", and perhaps others" if self.enough else ""
+            raise UserError(
+                f"nothing was appended: {many} not fit the schema of {collection}{more}",
+                fix="correct them, or append the others with --skip-invalid",
+            )
+
+
+async def _publish(
+    publisher: Publisher, intake: Intake, files: list[Path], refusals: Refusals
+) -> None:
+    """Everything that fits, as long as it may still be committed."""
+    with _progress(files) as advance:
+        for chunk in _chunks(intake, files):
+            refusals.add(chunk.refused)
+            if refusals.enough:
+                return
+            if chunk.documents is not None and (refusals.skip or not refusals.count):
+                await publisher.publish(0, chunk.documents)
+            advance(chunk)
+
+
+def _chunks(intake: Intake, files: list[Path]) -> Iterator[Chunk]:
+    for file in files:
+        with _opened(file) as (stream, name):
+            yield from intake.read(stream, name)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
+    if file == STDIN:
+        yield sys.stdin.buffer, "stdin"
+        return
+    try:
+        with file.open("rb") as stream:
+            yield stream, str(file)
+    except OSError as error:
+        raise UserError(
+            f"cannot read {file}; nothing was appended", why=error.strerror or str(error)
+        ) from error
+
+
+@contextlib.contextmanager
+def _progress(files: list[Path]) -> Iterator[Any]:
+    """A bar on a terminal; how far it goes is known of files only."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    known = all(file != STDIN and file.is_file() for file in files)
+    total = sum(file.stat().st_size for file in files) if known else None
+    columns = [TextColumn("{task.fields[documents]:,} documents"), BarColumn()]
+    with Progress(
+        *columns,
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    ) as progress:
+        task = progress.add_task("append", total=total, documents=0)
+        documents = 0
+
+        def advance(chunk: Chunk) -> None:
+            nonlocal documents
+            documents += chunk.documents.num_rows if chunk.documents is not None else 0
+            progress.update(task, advance=chunk.bytes, documents=documents)
+
+        yield advance
+
+
+async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
+    """The catalog that was applied last; one that is given is applied first."""
+    from penstock.catalog import desired
+    from penstock.catalog.build import load_catalog
+
+    if settings.catalog:
+        await desired.apply(store, load_catalog(settings.catalog, environ=None))
+    return await desired.load(store)
+
+
+def unknown_collection(name: str, known: list[str]) -> UserError:
+    """There is no such collection; perhaps one of these was meant."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3)
+    listed = f"known: {', '.join(sorted(known)[:10])}" if known else "define it in the catalog"
+    return UserError(
+        f"there is no collection {name}",
+        fix=f"did you mean {' or '.join(near)}?" if near else listed,
+    )
+
+
+def _salt(given: str | None, spec: CollectionSpec, catalog: Catalog) -> bytes:
+    """What redacted values of a collection are hashed with.
+
+    Equal values are to have equal hashes however they came, so it is the salt of the tasks that
+    write to the collection, if they have one. A schema that hashes nothing needs none.
+    """
+    from penstock.model.schema import compiled
+
+    if not _hashes(compiled(spec.write_schema.text).shape):
+        return b""
+    written = {
+        capture.redact_salt
+        for capture in catalog.captures
+        if any(binding.target == spec.name for binding in capture.bindings)
+    }
+    if spec.derivation is not None:
+        written.add(spec.derivation.redact_salt)
+    salts = {given} if given else written - {None}
+    if len(salts) != 1:
+        raise UsageError(
+            f"the schema of {spec.name} hashes values, and there is no salt to do it with"
+            if not salts
+            else f"the tasks that write to {spec.name} have different salts",
+            fix="give one in base64: --redact-salt, or PENSTOCK_REDACT_SALT",
+        )
+    try:
+        return base64.b64decode(str(salts.pop()), validate=True)
+    except binascii.Error:
+        raise UsageError("the salt of redacted values is not base64") from None
+
+
+def _hashes(shape: Shape) -> bool:
+    below = [member.shape for member in shape.properties.values()]
+    below += [inner for _, inner in shape.objects.patterns]
+    below += shape.arrays.prefix
+    below += [s for s in (shape.objects.additional, shape.arrays.items) if s is not None]
+    return shape.redact == "sha256" or any(map(_hashes, below))
+
+
+def _now() -> Clock:
+    from penstock.model.clock import from_unix
+
+    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
+    return from_unix(seconds, nanos)
+
+
+async def _revision(journals: Journals, intents: Intents) -> int | None:
+    """A writer learns the revision of its commit by reading it back."""
+    if not intents:
+        return None
+    commit = intents.commits[0]
+    state = await journals.load(commit.journal)
+    return next(
+        (
+            record.revision
+            for record in reversed(state.records)
+            if getattr(record, "clock", None) == commit.clock
+        ),
+        None,
+    )

@@ -1,0 +1,137 @@
+"""`penstock read`: the documents of a collection as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.append import current_catalog, unknown_collection
+from penstock.cli.stores import opened
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+    from penstock.journal.journals import Journals
+
+
+def read(
+    settings: Settings,
+    collection: Annotated[str, typer.Argument(help="Name of the collection.", show_default=False)],
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Begin at a time (2026-01-31T08:00:00Z: documents published then and later), at "
+            "revision=N or offset=N or JOURNAL@N (commits there and later); repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is committed from now on.")
+    ] = False,
+    uncommitted: Annotated[
+        bool,
+        typer.Option(
+            "--uncommitted",
+            help="Everything as it was written, with its UUID: also what is not committed, was "
+            "rolled back, or came twice.",
+        ),
+    ] = False,
+    selector: Annotated[
+        str,
+        typer.Option(
+            "--selector", "-l", help="Journals by their labels: region=eu, region in (eu, us)."
+        ),
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="End after so many documents.")
+    ] = None,
+    with_meta: Annotated[
+        bool, typer.Option("--with-meta", help="With the UUID of each document, at /_meta/uuid.")
+    ] = False,
+) -> None:
+    """Print the committed documents of a collection as JSON lines.
+
+    In order: journal by journal, each as it was committed. A transaction is there in all of its
+    journals, or in none.
+
+    Example: penstock read acme/orders --from 2026-01-31T08:00:00Z --limit 10
+    """
+    asyncio.run(
+        _read(
+            settings,
+            collection,
+            start or [],
+            follow=follow,
+            uncommitted=uncommitted,
+            selector=selector,
+            limit=limit,
+            uuid=with_meta or uncommitted,
+        )
+    )
+
+
+async def _read(
+    settings: Settings,
+    collection: str,
+    start: list[str],
+    *,
+    follow: bool,
+    uncommitted: bool,
+    selector: str,
+    limit: int | None,
+    uuid: bool,
+) -> None:
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.journals import Journals
+    from penstock.journal.reader import CollectionReader, Start
+    from penstock.journal.rows import to_lines
+    from penstock.journal.schemas import Schemas
+    from penstock.journal.selector import LabelSelector
+
+    begin, selected = Start.parse(start), LabelSelector.parse(selector)
+    async with opened(settings, create=bool(settings.catalog)) as store:
+        journals = Journals(store)
+        await _check_known(store, journals, collection, settings)
+        reader = CollectionReader(
+            journals,
+            open_blobs(settings.blob),
+            Schemas(store),
+            collection,
+            start=begin,
+            selector=selected,
+            uncommitted=uncommitted,
+        )
+        left = sys.maxsize if limit is None else limit
+        async with aclosing(reader.follow() if follow else reader.read()) as found:
+            while left > 0 and (rows := await anext(found, None)) is not None:
+                batch = rows.batch.slice(0, left)
+                left -= batch.num_rows
+                _print(to_lines(batch, rows.root, uuid=uuid))
+
+
+def _print(lines: list[str]) -> None:
+    """Whole lines, at once: whoever reads them sees them, or has gone."""
+    out = sys.stdout.buffer
+    out.write("".join([line + "\n" for line in lines]).encode())
+    out.flush()
+
+
+async def _check_known(
+    store: Consensus, journals: Journals, collection: str, settings: Settings
+) -> None:
+    """A collection without documents is empty; one that nobody knows is a mistake."""
+    from penstock.catalog.desired import NothingApplied
+
+    try:
+        known = {spec.name for spec in (await current_catalog(store, settings)).collections}
+    except NothingApplied:
+        known = set()
+    if collection in known or await journals.list(collection):
+        return
+    known |= {journal.state.collection for journal in await journals.list()}
+    raise unknown_collection(collection, sorted(known))
