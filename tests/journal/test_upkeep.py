@@ -1,0 +1,401 @@
+"""Compaction moves rows and nothing else; garbage is what nobody names, or is about to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from journal.publishing import ORDERS, World, batch, collection, world
+from penstock.consensus.open import open_consensus
+from penstock.journal.codec import decode_page
+from penstock.journal.journals import Journals
+from penstock.journal.publisher import Mapped
+from penstock.journal.state import (
+    AckRecord,
+    Append,
+    Blob,
+    Compact,
+    Create,
+    Fragment,
+    Inline,
+    JournalState,
+    Record,
+    apply,
+)
+from penstock.journal.upkeep import (
+    GRACE_S,
+    Collected,
+    Compacted,
+    CompactionOptions,
+    ForeignBlobs,
+    Rewrite,
+    collect_garbage,
+    compact_all,
+    compact_journal,
+    keep_tidy,
+    plan_page,
+    plan_rewrites,
+)
+from penstock.model.clock import Clock, Flag, Producer
+from penstock.model.runs import Run
+
+ONE = "acme/orders/region=eu/pivot=00"
+PRODUCER = Producer(Producer.MULTICAST | 1)
+EAGER = CompactionOptions(inputs_min=2)
+
+
+def fragment(size: int, path: str | None = None, schema: str = "s", row: int = 0) -> Fragment:
+    run = Run(
+        producer=PRODUCER,
+        kind=Flag.CONTINUE_TXN,
+        first_offset=0,
+        last_offset=0,
+        rows=1,
+        clock_min=Clock(100),
+        clock_max=Clock(100),
+        clock_max_offset=0,
+        increasing=True,
+    )
+    return Fragment(
+        rows=1,
+        bytes=size,
+        at=Inline(data=b"x" * size) if path is None else Blob(path=path, row=row),
+        schema=schema,
+        runs=(run,),
+        key_hash_min=0,
+        key_hash_max=0,
+    )
+
+
+ACK = AckRecord(producer=PRODUCER, clock=Clock(101))
+
+
+def state_of(records: Sequence[Record]) -> JournalState:
+    create = Create(collection="acme/orders", labels=(), key_begin=0, key_end=0xFFFFFFFF)
+    state = apply(JournalState(), create, 1)
+    return apply(state, Append(records=tuple(records)), 2) if records else state
+
+
+def spans(rewrites: Sequence[Rewrite]) -> list[tuple[int, int]]:
+    return [(rewrite.begin, rewrite.end) for rewrite in rewrites]
+
+
+@pytest.mark.parametrize(
+    ("records", "want"),
+    [
+        pytest.param([], [], id="nothing: nothing to do"),
+        pytest.param([fragment(5, "a")], [], id="one object: it is as good as it gets"),
+        pytest.param([fragment(5, "a"), fragment(5, "b")], [(0, 2)], id="two small ones: one"),
+        pytest.param([fragment(5), ACK, fragment(5), ACK], [(0, 3)], id="inline ones, over an ACK"),
+        pytest.param(
+            [fragment(5, "a"), fragment(5, "b", schema="t"), fragment(5, "c", schema="t")],
+            [(1, 3)],
+            id="another schema: another object",
+        ),
+        pytest.param(
+            [fragment(5, "a"), fragment(60, "b"), fragment(5, "c"), fragment(5, "d")],
+            [(2, 4)],
+            id="a large one is left alone, and parts its neighbours",
+        ),
+        pytest.param(
+            [fragment(20, name) for name in "abcdefg"],
+            [(0, 5), (5, 7)],
+            id="no more than the target in one object",
+        ),
+        pytest.param(
+            [fragment(10, "a"), fragment(10, "a", row=1)], [], id="fragments of one object: done"
+        ),
+        pytest.param(
+            [fragment(40, "a"), fragment(5, "b"), fragment(6, "c")],
+            [(1, 3)],
+            id="what outweighs all others is not rewritten for them",
+        ),
+        pytest.param(
+            [fragment(5, "b"), fragment(6, "c"), fragment(40, "a")], [(0, 2)], id="nor at the end"
+        ),
+    ],
+)
+def test_which_fragments_are_rewritten_together(
+    records: list[Record], want: list[tuple[int, int]]
+) -> None:
+    options = CompactionOptions(target_bytes=100, inputs_min=2)
+    assert spans(plan_rewrites(state_of(records), options)) == want
+
+
+def test_few_neighbours_wait_for_more() -> None:
+    options = CompactionOptions(inputs_min=3)
+    two, three = ([fragment(5, name) for name in names] for names in ("ab", "abc"))
+    assert plan_rewrites(state_of(two), options) == ()
+    assert spans(plan_rewrites(state_of(three), options)) == [(0, 3)]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=200))
+def test_a_row_is_rewritten_a_logarithm_of_times(sizes: list[int]) -> None:
+    """However often compaction runs between appends, and whatever their sizes."""
+    options = CompactionOptions(target_bytes=1 << 40, inputs_min=2)
+    state = state_of([])
+    rewritten = 0
+    for number, size in enumerate(sizes):
+        state = apply(state, Append(records=(fragment(size, f"{number}"),)), number + 2)
+        while rewrites := plan_rewrites(state, options):
+            for rewrite in rewrites:
+                rewritten += rewrite.bytes
+                diff = Compact(
+                    begin=rewrite.begin,
+                    end=rewrite.end,
+                    path=f"{number}-{rewritten}",
+                    bytes=rewrite.bytes,
+                )
+                state = apply(state, diff, 0)
+    total = sum(sizes)
+    assert rewritten <= 2 * total * total.bit_length()
+
+
+def test_the_oldest_records_become_a_page_when_there_are_too_many() -> None:
+    options = CompactionOptions(records_max=4)
+    records = [fragment(5, name) for name in "abcde"]
+    assert plan_page(state_of(records[:4]), options) == ()
+    assert [r.begin for r in plan_page(state_of(records), options)] == [0, 1, 2]
+
+
+# ---------------------------------------------------------------------------------------- compact
+
+
+async def publish(here: World, numbers: Sequence[int], *, large: bool = False) -> None:
+    """One transaction; a large one does not fit inline."""
+    publisher = here.publisher()
+    text = secrets.token_hex(8192) if large else ""
+    documents = [{"id": n, "region": "eu", "text": text} for n in numbers]
+    await publisher.publish(0, batch(documents))
+    await publisher.commit_now()
+
+
+async def open_span(here: World, numbers: Sequence[int]) -> None:
+    """Rows that nobody will acknowledge."""
+    publisher = here.publisher()
+    await publisher.publish(0, batch([{"id": n, "region": "eu"} for n in numbers]))
+    await publisher.flush()
+
+
+async def compact(here: World, options: CompactionOptions = EAGER) -> Compacted:
+    return await compact_all(here.journals, here.blobs, here.schemas, options=options)
+
+
+async def collect(here: World, **options: float) -> Collected:
+    return await collect_garbage(here.journals, here.blobs, **{"now_s": LATER_S, **options})
+
+
+LATER_S = 4e9
+"""Long after every object was written."""
+
+
+def places(state: JournalState) -> set[str]:
+    found = [r.at for r in state.records if isinstance(r, Fragment)]
+    return {at.path if isinstance(at, Blob) else "inline" for at in found}
+
+
+async def test_compaction_changes_nothing_that_readers_see(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for n in range(5):
+            await publish(here, [n, n + 100], large=n % 2 == 1)
+            await open_span(here, [n + 1000])
+        before, shown = await here.journals.load(ONE), await here.read()
+        done = await compact(here)
+        after = await here.journals.load(ONE)
+        assert await here.read() == shown
+        assert await here.read(uncommitted=True) != shown
+        assert [(r.begin, r.end, r.revision) for r in after.records] == [
+            (r.begin, r.end, r.revision) for r in before.records
+        ]
+        assert (done.journals, done.objects, done.fragments, done.rows) == (1, 1, 10, 15)
+        [path] = places(after)
+        assert path.endswith("-compacted.parquet")
+        assert await compact(here) == Compacted(), "there is nothing left to do"
+
+
+async def test_a_journal_of_tiny_appends_becomes_one_object(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for n in range(10):
+            await publish(here, [n])
+        assert places(await here.journals.load(ONE)) == {"inline"}
+        await compact(here, CompactionOptions())
+        state = await here.journals.load(ONE)
+        assert state.inline_bytes == 0
+        assert [d["id"] for d in (await here.read())[ONE]] == list(range(10))
+
+
+async def test_writers_go_on_while_their_journal_is_compacted(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await publish(here, [0])
+
+        async def write() -> None:
+            for n in range(1, 40):
+                await publish(here, [n])
+
+        async def tidy() -> None:
+            for _ in range(20):
+                await compact(here)
+
+        await asyncio.gather(write(), tidy(), tidy())
+        await collect(here)
+        assert sorted(d["id"] for d in (await here.read())[ONE]) == list(range(40))
+
+
+async def test_records_beyond_the_limit_are_sealed_and_still_read(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for n in range(6):
+            await publish(here, [n])
+        before = await here.journals.load(ONE)
+        done = await compact(here, CompactionOptions(records_max=4, inputs_min=2))
+        state = await here.journals.load(ONE)
+        assert (done.pages, len(state.records)) == (1, 2)
+        [page] = state.pages
+        sealed = decode_page(here.blobs.read(page.path))
+        kept = [*sealed, *state.records]
+        assert [(r.begin, r.revision) for r in kept] == [
+            (r.begin, r.revision) for r in before.records
+        ]
+        await collect(here)
+        assert [d["id"] for d in (await here.read())[ONE]] == list(range(6))
+
+
+async def test_a_page_is_not_sealed_over_rows_that_have_moved_meanwhile(tmp_path: Path) -> None:
+    """It would name objects that garbage collection is free to remove."""
+    async with world(tmp_path) as here:
+        for n in range(6):
+            await publish(here, [n])
+        seal = CompactionOptions(records_max=4, inputs_min=99)
+        write = here.blobs.write
+
+        def slow(path: str, data: bytes) -> None:
+            write(path, data)
+            if path.endswith(".page") and not moved:
+                moved.append(path)
+                asyncio.run_coroutine_threadsafe(compact(here), loop).result(30)
+
+        moved: list[str] = []
+        loop = asyncio.get_running_loop()
+        here.blobs.write = slow  # type: ignore[method-assign]
+        await compact_journal(here.journals, here.blobs, here.schemas, ONE, seal)
+        state = await here.journals.load(ONE)
+        [page] = state.pages
+        assert page.path not in moved
+        await collect(here)
+        assert [d["id"] for d in (await here.read())[ONE]] == list(range(6))
+
+
+# ---------------------------------------------------------------------------------------- garbage
+
+
+def age(file: Path) -> None:
+    stat = file.stat()
+    os.utime(file, (stat.st_atime, stat.st_mtime - 3600))
+
+
+def objects(here: World) -> set[str]:
+    return {found.path for found in here.blobs.list() if not found.path.startswith("=")}
+
+
+async def test_only_what_nobody_names_is_collected(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await publish(here, range(3), large=True)
+        named = objects(here)
+        stray = "acme/orders/region=eu/" + "0" * 32 + "-dead.parquet"
+        torn = stray + ".partial"
+        for path in (stray, torn, "acme/orders/notes.txt"):
+            here.blobs.write(path, b"x")
+        dry = await collect(here, dry_run=True)
+        assert (set(dry.garbage), dry.deleted, dry.bytes) == ({stray, torn}, 0, 2)
+        assert (await collect(here)).deleted == 2
+        assert objects(here) == named | {"acme/orders/notes.txt"}
+
+
+async def test_what_is_young_is_spared(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await publish(here, [1], large=True)
+        stray = "acme/orders/region=eu/" + "0" * 32 + "-dead.parquet"
+        here.blobs.write(stray, b"x")
+        [found] = [f for f in here.blobs.list() if f.path == stray]
+        assert not (await collect(here, now_s=found.modified_s + GRACE_S - 1)).garbage
+        assert (await collect(here, now_s=found.modified_s + GRACE_S + 1)).deleted == 1
+
+
+async def test_what_was_replaced_is_spared_for_the_same_time(tmp_path: Path) -> None:
+    """However old it is: a scan that began before the compaction still reads it."""
+    async with world(tmp_path) as here:
+        for n in range(4):
+            await publish(here, [n], large=True)
+        replaced = objects(here)
+        await compact(here)
+        [note] = here.blobs.list("=replaced")
+        # By now the objects are old enough to go, and the note is not.
+        young_s = note.modified_s + GRACE_S - 1e-6
+        for path in replaced:
+            age(tmp_path / "blobs" / path)
+        assert not (await collect(here, now_s=young_s)).garbage
+        assert set((await collect(here)).garbage) == replaced
+        assert not list(here.blobs.list("=replaced"))
+        assert [d["id"] for d in (await here.read())[ONE]] == list(range(4))
+
+
+async def test_objects_of_other_journals_are_not_garbage(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await publish(here, [1], large=True)
+        elsewhere = await open_consensus("memory:")
+        try:
+            with pytest.raises(ForeignBlobs, match="not that of these journals"):
+                await collect_garbage(Journals(elsewhere), here.blobs, now_s=LATER_S)
+            here.blobs.write("acme/orders/region=eu/" + "0" * 32 + "-dead.parquet", b"x")
+            await collect(here)
+            with pytest.raises(ForeignBlobs, match="marked"):
+                await collect_garbage(Journals(elsewhere), here.blobs, now_s=LATER_S)
+        finally:
+            await elsewhere.close()
+        assert await here.read()
+
+
+async def test_in_the_background_it_tidies_until_told_to_stop(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for n in range(8):
+            await publish(here, [n], large=True)
+        stop = asyncio.Event()
+        rounds = 0
+
+        def now() -> float:
+            nonlocal rounds
+            rounds += 1
+            if rounds > 4:
+                stop.set()
+            return LATER_S + rounds
+
+        await keep_tidy(
+            here.journals,
+            here.blobs,
+            here.schemas,
+            stop=stop,
+            now=now,
+            every_s=0,
+            garbage_every_s=0,
+        )
+        assert objects(here) == places(await here.journals.load(ONE))
+        assert len(objects(here)) == 1
+
+
+async def test_compaction_of_one_collection_leaves_others(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        other = collection("acme/users", partitioned=False)
+        for n in range(2):
+            publisher = here.publisher(Mapped(spec=ORDERS), Mapped(spec=other))
+            for binding in (0, 1):
+                await publisher.publish(binding, batch([{"id": n, "region": "eu"}]))
+            await publisher.commit_now()
+        await compact_all(here.journals, here.blobs, here.schemas, "acme/users", options=EAGER)
+        assert places(await here.journals.load(ONE)) == {"inline"}
+        assert places(await here.journals.load("acme/users/pivot=00")) != {"inline"}
