@@ -53,7 +53,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inline:
-    """Rows in the state itself, as an Arrow IPC stream."""
+    """Rows in the state itself, as `fragments.encode_inline` packs them."""
 
     data: bytes
 
