@@ -190,6 +190,9 @@ def measure_reductions(bench: Bench) -> Report:
         "totals": documents.groupBy("customer").agg(
             f.sum("items"), f.sum("total"), f.max("most"), f.min("least")
         ),
+        "statuses": documents.groupBy("customer").agg(
+            f.sum("items"), f.max_by("status", "clock"), f.min_by("channel", "clock")
+        ),
         "profiles": documents.groupBy("customer").agg(
             f.sum("items"),
             f.max_by("status", "clock"),
@@ -237,6 +240,11 @@ _REDUCTIONS: Final[Mapping[str, Mapping[str, Json]]] = {
         "total": {"type": "number", "reduce": {"strategy": "sum"}},
         "most": {"type": "integer", "reduce": {"strategy": "maximize"}},
         "least": {"type": "integer", "reduce": {"strategy": "minimize"}},
+    },
+    "statuses": {
+        "items": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "status": {"type": "string"},
+        "channel": {"type": "string", "reduce": {"strategy": "firstWriteWins"}},
     },
     "profiles": {
         "items": {"type": "integer", "reduce": {"strategy": "sum"}},
