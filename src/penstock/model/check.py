@@ -161,14 +161,8 @@ def locations(
 
 
 def _children(shape: Shape, at: str) -> Iterator[tuple[str, bool, Shape]]:
-    for name, member in shape.properties.items():
-        yield pointer.child(at, name), member.required, member.shape
-    for i, item in enumerate(shape.arrays.prefix):
-        yield pointer.child(at, i), i < shape.arrays.min_items, item
-    unnamed = [below for _, below in shape.objects.patterns]
-    unnamed += [s for s in (shape.objects.additional, shape.arrays.items) if s is not None]
-    for below in unnamed:
-        yield f"{at}/*", False, below
+    for token, required, below in shape.children():
+        yield (f"{at}/*" if token is None else pointer.child(at, token)), required, below
 
 
 def _not_a_schema(schema: Mapping[str, Any]) -> Iterator[Problem]:

@@ -27,11 +27,7 @@ def redact(document: Json, shape: Shape, salt: bytes) -> Json:
 
 def hides(shape: Shape) -> bool:
     """Whether any document of this shape has something to redact."""
-    below = [member.shape for member in shape.properties.values()]
-    below += [inner for _, inner in shape.objects.patterns]
-    below += [*shape.arrays.prefix]
-    below += [s for s in (shape.objects.additional, shape.arrays.items) if s is not None]
-    return shape.redact is not None or any(map(hides, below))
+    return shape.redact is not None or any(hides(below) for _, _, below in shape.children())
 
 
 def digest(value: Json, salt: bytes) -> str:

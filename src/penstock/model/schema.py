@@ -150,12 +150,8 @@ def _parsed(annotation: str) -> Rule:
 def _locations(shape: Shape) -> Iterator[Shape]:
     """The shape and everything below it."""
     yield shape
-    below = [member.shape for member in shape.properties.values()]
-    below += [patterned for _, patterned in shape.objects.patterns]
-    below += [*shape.arrays.prefix]
-    below += [rest for rest in (shape.objects.additional, shape.arrays.items) if rest is not None]
-    for child in below:
-        yield from _locations(child)
+    for _, _, below in shape.children():
+        yield from _locations(below)
 
 
 _Path = tuple[tuple[int, int, str], ...]

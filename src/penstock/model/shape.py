@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias, TypeVar
 
 import jsonschema_rs
@@ -181,6 +181,21 @@ class Shape:
     @property
     def properties(self) -> Mapping[str, Property]:
         return self.objects.properties
+
+    def children(self) -> Iterator[tuple[str | int | None, bool, Shape]]:
+        """Every location directly below, as (name or index, is it required there, shape).
+
+        Items and members that have no name of their own come as None.
+        """
+        for name, member in self.properties.items():
+            yield name, member.required, member.shape
+        for at, item in enumerate(self.arrays.prefix):
+            yield at, at < self.arrays.min_items, item
+        for _, shape in self.objects.patterns:
+            yield None, False, shape
+        for unnamed in (self.objects.additional, self.arrays.items):
+            if unnamed is not None:
+                yield None, False, unnamed
 
     def fixed_reduction(self) -> Reduction | Literal["conditional"] | None:
         """The annotation that acts here whatever the document is, or None if none ever does.
@@ -438,26 +453,31 @@ def _either(
     return join(left, right) if b.types.intersection(types) else left
 
 
-def _least(a: _T | None, b: _T | None, choose: Callable[[_T, _T], _T]) -> _T | None:
-    """Of two bounds the chosen one, where None is "no bound" and the other one then stands."""
+def _tighter(a: _T | None, b: _T | None, choose: Callable[[_T, _T], _T]) -> _T | None:
+    """Of two bounds that both hold the chosen one; None is "no bound"."""
     if a is None or b is None:
         return b if a is None else a
     return choose(a, b)
 
 
+def _looser(a: _T | None, b: _T | None, choose: Callable[[_T, _T], _T]) -> _T | None:
+    """Of two bounds, one of which holds, the chosen one."""
+    return None if a is None or b is None else choose(a, b)
+
+
 def _union_numbers(a: Numbers, b: Numbers) -> Numbers:
     return Numbers(
-        minimum=None if a.minimum is None or b.minimum is None else min(a.minimum, b.minimum),
-        maximum=None if a.maximum is None or b.maximum is None else max(a.maximum, b.maximum),
+        minimum=_looser(a.minimum, b.minimum, min),
+        maximum=_looser(a.maximum, b.maximum, max),
         multiple_of=a.multiple_of if a.multiple_of == b.multiple_of else None,
     )
 
 
 def _intersect_numbers(a: Numbers, b: Numbers) -> Numbers:
     return Numbers(
-        minimum=_least(a.minimum, b.minimum, max),
-        maximum=_least(a.maximum, b.maximum, min),
-        multiple_of=_least(a.multiple_of, b.multiple_of, max),
+        minimum=_tighter(a.minimum, b.minimum, max),
+        maximum=_tighter(a.maximum, b.maximum, min),
+        multiple_of=_tighter(a.multiple_of, b.multiple_of, max),
     )
 
 
@@ -466,9 +486,7 @@ def _union_strings(a: Strings, b: Strings) -> Strings:
         format=a.format if a.format == b.format else None,
         content_encoding=a.content_encoding if a.content_encoding == b.content_encoding else None,
         min_length=min(a.min_length, b.min_length),
-        max_length=None
-        if a.max_length is None or b.max_length is None
-        else max(a.max_length, b.max_length),
+        max_length=_looser(a.max_length, b.max_length, max),
     )
 
 
@@ -477,7 +495,7 @@ def _intersect_strings(a: Strings, b: Strings) -> Strings:
         format=b.format or a.format,
         content_encoding=b.content_encoding or a.content_encoding,
         min_length=max(a.min_length, b.min_length),
-        max_length=_least(a.max_length, b.max_length, min),
+        max_length=_tighter(a.max_length, b.max_length, min),
     )
 
 
@@ -487,9 +505,7 @@ def _union_arrays(a: Arrays, b: Arrays) -> Arrays:
         items=_open(union(a.item(length), b.item(length))),
         prefix=tuple(union(a.item(i), b.item(i)) for i in range(length)),
         min_items=min(a.min_items, b.min_items),
-        max_items=None
-        if a.max_items is None or b.max_items is None
-        else max(a.max_items, b.max_items),
+        max_items=_looser(a.max_items, b.max_items, max),
     )
 
 
@@ -499,7 +515,7 @@ def _intersect_arrays(a: Arrays, b: Arrays) -> Arrays:
         items=_open(intersect(a.item(length), b.item(length))),
         prefix=tuple(intersect(a.item(i), b.item(i)) for i in range(length)),
         min_items=max(a.min_items, b.min_items),
-        max_items=_least(a.max_items, b.max_items, min),
+        max_items=_tighter(a.max_items, b.max_items, min),
     )
 
 
