@@ -64,9 +64,10 @@ def apply(
 
 async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> Applied:
     from penstock.catalog import desired
+    from penstock.catalog.evolution import fits_documents
 
     async with opened(settings, create=True) as store:
-        return await desired.apply(store, catalog, dry_run=dry_run)
+        return await desired.apply(store, catalog, check=fits_documents(store), dry_run=dry_run)
 
 
 def report(applied: Applied, *, dry_run: bool) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.frame import print_json, stdout
+from penstock.cli.stores import is_there, opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.catalog.build import Outcome
+    from penstock.catalog.desired import ChangeRefused
 
 
 def check(
@@ -40,6 +43,8 @@ def check(
 ) -> None:
     """Load a catalog with its imports and report every mistake in it. Starts no Spark.
 
+    Where documents were written before, a change that would make them unreadable is one, too.
+
     Example: penstock check catalog.yaml
     """
     if print_schema:
@@ -52,12 +57,30 @@ def check(
         raise UsageError("which catalog?", fix="penstock check catalog.yaml")
     environ = None if without_secrets else os.environ
     outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
+    refused = asyncio.run(_refused(settings, outcome)) if outcome.ok else None
     if settings.json:
-        print_json(report(outcome, explain=explain))
+        print_json({**report(outcome, explain=explain), "refused": refused and refused.what})
     else:
         _print(outcome, explain=explain)
+    if refused is not None:
+        raise refused
     if not outcome.ok:
         raise typer.Exit(1)
+
+
+async def _refused(settings: Settings, outcome: Outcome) -> ChangeRefused | None:
+    """Why the catalog cannot follow the one that is in force here, if there is one."""
+    from penstock.catalog.desired import ChangeRefused, apply
+    from penstock.catalog.evolution import fits_documents
+
+    if not is_there(settings):
+        return None
+    async with opened(settings) as store:
+        try:
+            await apply(store, outcome.catalog, check=fits_documents(store), dry_run=True)
+        except ChangeRefused as refused:
+            return refused
+    return None
 
 
 def editor_schema() -> dict[str, object]:

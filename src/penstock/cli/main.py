@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    append,
     apply,
     bench,
     check,
@@ -17,6 +18,7 @@ from penstock.cli import (
     journals,
     list_failpoints,
     persistd,
+    read,
 )
 from penstock.cli.frame import register, stdout
 
@@ -53,6 +55,8 @@ def _penstock(
 register(app, init.init)
 register(app, check.check)
 register(app, apply.apply)
+register(app, append.append)
+register(app, read.read)
 register(app, journals.journals)
 register(app, fragments.fragments)
 register(app, demo.demo)

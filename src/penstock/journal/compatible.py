@@ -21,7 +21,7 @@ from penstock.model.schema import compiled
 from penstock.model.shape import ANY, JsonType, Shape, union
 from penstock.model.spec import CollectionSpec
 
-_RESET = "to start over with an empty collection, use reset: true"
+_RESET = "to start over, use a collection of another name"
 
 
 def incompatible(old: CollectionSpec, new: CollectionSpec) -> list[Problem]:
