@@ -44,7 +44,7 @@ bench: setup ## run the benchmarks (QUICK=1: a minute or two each)
 
 test: setup .venv/dev lint ## everything: lint, types, imports, and the whole test suite
 	@scripts/ensure-postgres
-	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: .venv/dev ## format, lint, types, imports, spelling
 	@$(BIN)/ruff format --check --quiet .
