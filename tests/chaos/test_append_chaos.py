@@ -118,6 +118,7 @@ async def test_every_acknowledged_append_is_there_once_and_none_is_half_there(
         for name in fleet.names:  # of a successor that was killed before it had replayed them
             await replay(here, tmp_path / f"{name}.intents")
         found = await here.read()
+        written = sum(map(len, (await here.read(uncommitted=True)).values()))
     seen = Counter(
         (*_who(document["text"]), document["id"])
         for documents in found.values()
@@ -125,7 +126,8 @@ async def test_every_acknowledged_append_is_there_once_and_none_is_half_there(
     )
     transactions = Counter((name, number) for name, number, _ in seen.elements())
     acknowledged = fleet.acknowledged()
-    print(f"{len(transactions)} transactions, {len(acknowledged)} acknowledged; {told}")  # noqa: T201
+    told += f", {len(transactions)} transactions, {written - seen.total()} documents left open"
+    print(told)  # noqa: T201
     assert len(acknowledged) > KILLS, told
     assert [key for key, times in seen.items() if times > 1] == [], told
     assert [key for key, rows in transactions.items() if rows != DOCUMENTS] == [], told

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from journal.publishing import ORDERS, SCHEMA, Document, World, batch, collection, world
-from penstock.errors import Bug, UserError
+from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.journals import MissingJournal
 from penstock.journal.names import JournalName
 from penstock.journal.publisher import Fixed, Mapped, Options, Retired
 from penstock.journal.state import AckRecord, Blob, Fragment, Inline
 from penstock.journal.transaction import Intents, Limits
-from penstock.model.clock import from_unix
+from penstock.model.clock import Clock, duration, from_unix
 from penstock.model.keys import key_hash, pack
 
 REGIONS = ["eu", "us", None, "a/b=%\u00e9"]
@@ -157,6 +157,26 @@ async def test_the_next_transaction_waits_for_the_acks_of_this_one(tmp_path: Pat
         await publisher.commit()
         with pytest.raises(Bug, match="before the ACKs"):
             await publisher.publish(0, batch(orders(2)))
+
+
+async def test_a_transaction_that_stands_still_is_given_up_before_its_objects_are_garbage(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        clock = from_unix(1_800_000_000)
+        publisher = here.publisher(options=Options(feed_bytes=1))
+        publisher._now = lambda: clock
+        await publisher.publish(0, batch(orders(1)))
+        clock = Clock(clock + duration(3700))
+        with pytest.raises(PenstockError, match="stood still"):
+            await publisher.commit_now()
+        await publisher.abort()
+        again = here.publisher(options=Options())
+        again._now = lambda: clock
+        await again.publish(0, batch(orders(2)))  # held in memory: nothing to be taken away
+        clock = Clock(clock + duration(3700))
+        await again.commit_now()
+        assert await here.read() == {journal(None): orders(2)}
 
 
 async def test_a_field_of_many_values_is_refused_as_a_partition(tmp_path: Path) -> None:

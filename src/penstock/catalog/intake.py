@@ -9,6 +9,8 @@ chunk, however long the file.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import gc
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,7 +60,8 @@ class Intake:
             if not data.endswith(b"\n"):
                 data += stream.readline(LINE_BYTES_MAX + 1)
             text = data.removeprefix(codecs.BOM_UTF8) if line == 1 else data
-            chunk = self._take_whole(text, len(data)) or self._take_apart(data, name, line)
+            with _no_garbage_collection():
+                chunk = self._take_whole(text, len(data)) or self._take_apart(data, name, line)
             yield chunk
             line += data.count(b"\n")
             if not data.endswith(b"\n") and _skip_line(stream):
@@ -106,6 +109,18 @@ class Intake:
             shape, salt = self._schema.shape, self._salt
             documents = [redact(document, shape, salt) for document in documents]
         return to_arrow(documents, self.root)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Documents have no cycles, and looking for some among thousands takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _skip_line(stream: BinaryIO) -> bool:

@@ -284,11 +284,7 @@ def _salt(given: str | None, spec: CollectionSpec, catalog: Catalog) -> bytes:
 
 
 def _hashes(shape: Shape) -> bool:
-    below = [member.shape for member in shape.properties.values()]
-    below += [inner for _, inner in shape.objects.patterns]
-    below += shape.arrays.prefix
-    below += [s for s in (shape.objects.additional, shape.arrays.items) if s is not None]
-    return shape.redact == "sha256" or any(map(_hashes, below))
+    return shape.redact == "sha256" or any(_hashes(below) for _, _, below in shape.children())
 
 
 def _now() -> Clock:

@@ -67,6 +67,9 @@ PARTITIONS_MAX: Final = 100
 UNLIMITED: Final = "ops/"
 """Collections below may have any number of partitions: one for each task."""
 
+UNNAMED_S_MAX: Final = 3600
+"""The age of an object that no journal names, above which garbage collection may have taken it."""
+
 _OBJECT = failpoints.declare("publisher.object", "an object is written, no record names it yet")
 _ROWS = failpoints.declare("publisher.rows", "rows are appended, their ACKs are not")
 _FLUSHED = failpoints.declare("publisher.flushed", "all rows are appended, there are no intents")
@@ -113,8 +116,8 @@ class Options:
     """Rows of all journals in memory; above, the largest fragment ends early."""
     pending_bytes: int = 1 << 20
     """Records of objects that no journal names yet; above, they are appended."""
-    pending_s: int = 3600
-    """The longest that an object stays without a name: garbage collection spares it for a day."""
+    pending_s: int = 1800
+    """How long such records wait at most while documents are published."""
     steps_max: int = 4
     """Journals that are written to at once."""
     partitions_max: int = PARTITIONS_MAX
@@ -227,7 +230,8 @@ class Publisher:
         self._targets: dict[int, _Target] = {}
         self._clock = NEVER
         self._parts: dict[str, _Part] = {}
-        self._flushed_at: Clock | None = None
+        self._unnamed_since: Clock | None = None
+        """Not after the first object was finished that no journal names."""
         self._unwritten: Intents | None = None
         self._retired = False
 
@@ -251,7 +255,7 @@ class Publisher:
             if not documents.num_rows:
                 return
             target = await self._target(binding)
-            now = self._now()
+            now = self._fresh()
             first = update(Clock(self._clock + 1), now)
             self._clock = Clock(first + documents.num_rows - 1)
             rows = stamped(
@@ -270,6 +274,7 @@ class Publisher:
     async def flush(self) -> None:
         """Make all that was published durable, and part of its journals."""
         async with self._working():
+            self._fresh()
             await self._write_out()
             await self._append_fragments()
 
@@ -279,6 +284,7 @@ class Publisher:
         If nothing was published there are none.
         """
         async with self._working():
+            self._fresh()
             await self._write_out()
             await self._append_fragments()
             failpoints.hit(_FLUSHED)
@@ -293,6 +299,7 @@ class Publisher:
         For a caller without a state of its own, to whom a crash may happen before or after.
         """
         async with self._working():
+            self._fresh()
             await self._write_out()
             intents = self._intents()
             pending = {name: part.fragments for name, part in self._parts.items()}
@@ -309,7 +316,7 @@ class Publisher:
             for parts in closing.acks:
                 await self._append(parts)
                 failpoints.hit(_ACKS)
-            self._parts = {}
+            self._parts, self._unnamed_since = {}, None
             failpoints.hit(_DONE)
             return intents
 
@@ -351,6 +358,17 @@ class Publisher:
             await self.abort()
             raise
 
+    def _fresh(self) -> Clock:
+        """The time, unless it is too late for this transaction."""
+        now = self._now()
+        if self._unnamed_since and delta(now, self._unnamed_since) > duration(UNNAMED_S_MAX):
+            raise PenstockError(
+                "the transaction stood still for too long",
+                why="objects that no journal names within an hour may be taken for garbage",
+                fix="flush, or commit, before waiting for anything",
+            )
+        return now
+
     def _intents(self) -> Intents:
         """The ACKs of everything that is published, under a clock above all of it."""
         self._clock = tick(self._clock)
@@ -369,12 +387,10 @@ class Publisher:
             largest = max(self._parts.values(), key=lambda part: part.held_bytes)
             await self._step(largest, end=True)
             await _ended(largest)
-        self._flushed_at = self._flushed_at or now
         pending = [part.fragments for part in self._parts.values() if part.fragments]
-        old = delta(now, self._flushed_at) > duration(options.pending_s)
-        if old or sum(map(entry_bytes, pending)) > options.pending_bytes:
+        old = delta(now, self._unnamed_since or now) > duration(options.pending_s)
+        if pending and (old or sum(map(entry_bytes, pending)) > options.pending_bytes):
             await self._append_fragments()
-            self._flushed_at = now
 
     async def _write_out(self) -> None:
         """Everything into fragments that are durable."""
@@ -386,6 +402,7 @@ class Publisher:
     async def _step(self, part: _Part, *, end: bool = False) -> None:
         """Start to write what waits for a journal, when its last step has ended and others may."""
         await _ended(part)
+        self._unnamed_since = self._unnamed_since or self._now()
         running = [p.step for p in self._parts.values() if p.step is not None and not p.step.done()]
         if len(running) >= self._options.steps_max:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -404,6 +421,7 @@ class Publisher:
             failpoints.hit(_ROWS)
         for part in self._parts.values():
             part.fragments = []
+        self._unnamed_since = None
 
     async def _append(self, parts: Parts) -> None:
         """Append, under one revision, and count what was appended."""
