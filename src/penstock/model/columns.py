@@ -22,7 +22,7 @@ from typing import TypeGuard
 from penstock.model import pointer
 from penstock.model.explain import Problem
 from penstock.model.json_order import Json
-from penstock.model.shape import ANY, Number, Redact, Shape
+from penstock.model.shape import Number, Redact, Shape
 
 DEPTH_MAX = 16
 LEAVES_MAX = 2_000
@@ -206,22 +206,25 @@ def _object(shape: Shape, depth: int, *, root: bool = False) -> Column:
         for name, member in sorted(objects.properties.items())
         if not member.shape.impossible
     )
-    names = {member.name for member in members}
+    names = {member.name for member in members if member.column is not None}
     column = dataclasses.replace(
         _scalar(shape, Kind.STRUCT),
         members=members,
         nulls=_hidden("_n", names) if any(m.listed for m in members) else None,
         extra=None if objects.closed else _hidden("_x", names),
     )
-    stored = any(m.column for m in members) or column.nulls or column.extra
-    return column if stored or root else _json(shape)
+    named = any(m.column for m in members) or column.nulls
+    return column if named or root else _json(shape)
 
 
 def _map(shape: Shape, depth: int) -> Column:
     """An object without named members: a MAP if all of them are of one known shape."""
-    unnamed = [s for _, s in shape.objects.patterns] + [shape.objects.additional or ANY]
+    additional = shape.objects.additional
+    if additional is None:
+        return _json(shape)  # anything goes
+    unnamed = [s for _, s in shape.objects.patterns] + [additional]
     possible = [s for s in unnamed if not s.impossible]
-    if len(possible) != 1 or possible[0] is ANY:
+    if len(possible) != 1:
         return _json(shape)
     return dataclasses.replace(_scalar(shape, Kind.MAP), element=_column(possible[0], depth + 1))
 
