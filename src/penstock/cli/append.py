@@ -234,9 +234,11 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     """The catalog that was applied last; one that is given is applied first."""
     from penstock.catalog import desired
     from penstock.catalog.build import load_catalog
+    from penstock.catalog.evolution import fits_documents
 
     if settings.catalog:
-        await desired.apply(store, load_catalog(settings.catalog, environ=None))
+        given = load_catalog(settings.catalog, environ=None)
+        await desired.apply(store, given, check=fits_documents(store))
     return await desired.load(store)
 
 

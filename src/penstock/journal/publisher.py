@@ -118,8 +118,10 @@ class Options:
     """Records of objects that no journal names yet; above, they are appended."""
     pending_s: int = 1800
     """How long such records wait at most while documents are published."""
-    steps_max: int = 4
-    """Journals that are written to at once."""
+    steps_max: int = 8
+    steps_bytes: int = 16 << 20
+    """Journals that are written to at once: many that are small, or one that is large. Encoding a
+    row group takes several times its size, and one at a time keeps up with who publishes."""
     partitions_max: int = PARTITIONS_MAX
     limits: Limits = LIMITS
 
@@ -403,13 +405,19 @@ class Publisher:
         """Start to write what waits for a journal, when its last step has ended and others may."""
         await _ended(part)
         self._unnamed_since = self._unnamed_since or self._now()
-        running = [p.step for p in self._parts.values() if p.step is not None and not p.step.done()]
-        if len(running) >= self._options.steps_max:
+        while running := self._in_the_way(part):
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         rows, part.rows = part.rows, []
         part.fed_bytes, part.rows_bytes = part.fed_bytes + part.rows_bytes, 0
         written = asyncio.to_thread(part.write, self._blobs, rows, str(self.producer), end=end)
         part.step = asyncio.create_task(written)
+
+    def _in_the_way(self, part: _Part) -> list[asyncio.Task[None]]:
+        """The steps of which one has to end before another may begin."""
+        running = [(p, p.step) for p in self._parts.values() if p.step and not p.step.done()]
+        size = part.held_bytes + sum(other.held_bytes for other, _ in running)
+        full = len(running) >= self._options.steps_max or size > self._options.steps_bytes
+        return [step for _, step in running] if full else []
 
     async def _append_fragments(self) -> None:
         """Every fragment that is durable becomes part of its journal."""
