@@ -1,0 +1,160 @@
+"""What one task of a scan reads: visible rows in pieces, cut to a size, and turned into batches.
+
+A piece is a whole fragment, or the visible rows of one run. Fragments that compaction has put side
+by side in one object are read as one piece, so an object is opened once and not once per append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+import pyarrow
+
+from penstock.journal.blobs import BlobStore
+from penstock.journal.committed import VisibleRows
+from penstock.journal.fragments import read_fragment, read_visible
+from penstock.journal.rows import STAMPS, adapt_rows, row_schema
+from penstock.journal.state import Blob, Fragment, Inline
+from penstock.model.columns import Column
+
+SPLIT_BYTES: Final = 32 << 20
+"""What one task reads: a second or so of work, as it is stored."""
+
+PIECES_MAX: Final = 4096
+"""Pieces of one task: of tiny appends, their number counts more than their size."""
+
+Piece = Fragment | VisibleRows
+
+
+def pieces(visible: Iterable[VisibleRows]) -> Iterator[Piece]:
+    """Visible rows, in their order, in as few pieces as they make."""
+    last: Fragment | None = None
+    for _, rows in groupby(visible, key=lambda rows: (rows.fragment.begin, id(rows.fragment))):
+        for piece in _of_fragment(tuple(rows)):
+            if isinstance(piece, Fragment) and last is not None and _adjoin(last, piece):
+                last = _joined(last, piece)
+                continue
+            if last is not None:
+                yield last
+            last = None
+            if isinstance(piece, Fragment):
+                last = piece
+            else:
+                yield piece
+    if last is not None:
+        yield last
+
+
+def _of_fragment(rows: tuple[VisibleRows, ...]) -> tuple[Piece, ...]:
+    fragment = rows[0].fragment
+    if all(part.whole for part in rows) and sum(p.run.rows for p in rows) == fragment.rows:
+        return (fragment,)
+    return rows
+
+
+def _adjoin(left: Fragment, right: Fragment) -> bool:
+    return (
+        isinstance(left.at, Blob)
+        and right.at == Blob(path=left.at.path, row=left.at.row + left.rows)
+        and left.schema == right.schema
+    )
+
+
+def _joined(left: Fragment, right: Fragment) -> Fragment:
+    """Two fragments, side by side in an object, as one; offsets of runs count rows from its first.
+
+    What was ACKed between them has no row, so journal offsets of the second one are lost.
+    """
+    moved = (
+        replace(
+            run,
+            first_offset=run.first_offset + left.rows,
+            last_offset=run.last_offset + left.rows,
+            clock_max_offset=run.clock_max_offset + left.rows,
+        )
+        for run in right.runs
+    )
+    return replace(
+        left,
+        rows=left.rows + right.rows,
+        bytes=left.bytes + right.bytes,
+        runs=(*left.runs, *moved),
+    )
+
+
+def piece_rows(piece: Piece) -> int:
+    """How many rows a piece has, at most."""
+    return piece.rows if isinstance(piece, Fragment) else piece.run.rows
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Its share of what is stored."""
+    if isinstance(piece, Fragment):
+        return piece.bytes
+    return piece.fragment.bytes * piece.run.rows // piece.fragment.rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Pieces for one task, and the layouts that they were written in, by fingerprint."""
+
+    pieces: tuple[Piece, ...]
+    layouts: Mapping[str, Column]
+
+
+def splits(
+    found: Iterable[Piece], layouts: Mapping[str, Column], bytes_max: int = SPLIT_BYTES
+) -> tuple[Split, ...]:
+    """Pieces cut into splits, none of them empty; one piece is never cut."""
+    made: list[Split] = []
+    some: list[Piece] = []
+    size = 0
+    for piece in found:
+        if some and (size + piece_bytes(piece) > bytes_max or len(some) >= PIECES_MAX):
+            made.append(_split(some, layouts))
+            some, size = [], 0
+        some.append(piece)
+        size += piece_bytes(piece)
+    if some:
+        made.append(_split(some, layouts))
+    return tuple(made)
+
+
+def _split(some: Sequence[Piece], layouts: Mapping[str, Column]) -> Split:
+    schemas = {schema_of(piece) for piece in some}
+    return Split(pieces=tuple(some), layouts={name: layouts[name] for name in schemas})
+
+
+def schema_of(piece: Piece) -> str:
+    """The fingerprint of the schema a piece was written under."""
+    return piece.schema if isinstance(piece, Fragment) else piece.fragment.schema
+
+
+def read_split(
+    blobs: BlobStore, split: Split, wanted: Column, *, columns: Sequence[str] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a split in the wanted layout, with their stamps last.
+
+    `columns` are top-level columns of the documents, all by default.
+    """
+    schema = row_schema(wanted)
+    names = schema.names if columns is None else [*columns, *schema.names[-STAMPS:]]
+    for piece in split.pieces:
+        written = split.layouts[schema_of(piece)]
+        # Adapting looks at whole documents; what was written as it is wanted can be read in part.
+        some = columns if written == wanted else None
+        if isinstance(piece, Fragment):
+            batches = read_fragment(blobs, piece, written, columns=some)
+        else:
+            batches = read_visible(blobs, piece, written, columns=some)
+        for batch in batches:
+            yield adapt_rows(batch, written, wanted).select(names) if some is None else batch
+
+
+def is_inline(piece: Piece) -> bool:
+    """Whether the rows are in the record itself."""
+    at = piece.at if isinstance(piece, Fragment) else piece.fragment.at
+    return isinstance(at, Inline)
