@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from consensus.conformance import COMMITTED, MISMATCH, V, new_key
+from consensus.conformance import COMMITTED, MISMATCH, V, new_key, refused
 from penstock.consensus.backend import PAGE_ENTRIES, Backend, RevisionPage, Unit
-from penstock.consensus.store import SCAN_ALL
+from penstock.consensus.store import SCAN_ALL, ErrorKind
 
 
 def chain(key: str, start: int, stop: int, size: int = 1) -> list[Unit]:
@@ -18,6 +18,28 @@ async def read_all(backend: Backend, prefix: str, revision: int) -> list[Revisio
     while pages[-1].more:
         pages.append(await backend.entries_since(prefix, pages[-1].upto))
     return pages
+
+
+async def expect_another_store(backend: Backend) -> None:
+    """Every call of a handle whose store is not the one it was opened on is refused."""
+    for call in (
+        backend.revision(),
+        backend.list_page("", ""),
+        backend.head("k"),
+        backend.head(new_key()),
+        backend.heads(["k"]),
+        backend.heads_under(""),
+        backend.scan("k", 0, SCAN_ALL),
+        backend.scan("k", 0, SCAN_ALL, bytes_max=1_000),
+        backend.floor("k"),
+        backend.commit([((new_key(), V(0, b"")),)]),
+        backend.commit([(("k", V(3, b"")),)]),
+        backend.commit([(("k", V(9, b"")),)]),
+        backend.truncate("k", 1),
+        backend.entries_since("", 0),
+        backend.live_page("", ("", -1)),
+    ):
+        await refused(call, ErrorKind.STORE_RESET)
 
 
 class BackendConformance:

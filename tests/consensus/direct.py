@@ -47,7 +47,8 @@ class DirectConsensus:
         self._group = GroupCommit(backend, options)
 
     async def incarnation(self) -> bytes:
-        return await self.backend.incarnation()
+        await self.backend.revision()
+        return self.backend.incarnation
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
         check_prefix(prefix)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from consensus.backend_conformance import BackendConformance
+from consensus.backend_conformance import BackendConformance, expect_another_store
 from consensus.conformance import (
     COMMITTED,
     MISMATCH,
@@ -95,7 +95,7 @@ def execute(url: str, statement: str) -> None:
 
 async def test_many_openers_of_an_empty_database_agree_on_one_store(postgres_url: str) -> None:
     backends = await asyncio.gather(*[PostgresBackend.open(postgres_url) for _ in range(8)])
-    assert len({await backend.incarnation() for backend in backends}) == 1
+    assert len({backend.incarnation for backend in backends}) == 1
     await asyncio.gather(*[backend.close() for backend in backends])
 
 
@@ -103,7 +103,7 @@ async def test_c45_a_store_that_is_made_anew_is_another_one(postgres_url: str) -
     incarnations = []
     for _ in range(2):
         backend = await PostgresBackend.open(postgres_url)
-        incarnations.append(await backend.incarnation())
+        incarnations.append(backend.incarnation)
         execute(postgres_url, "DROP SCHEMA penstock CASCADE")
         await backend.close()
     assert incarnations[0] != incarnations[1]
@@ -222,6 +222,7 @@ def large_store(postgres: PostgresServer) -> str:
         FROM generate_series(1, 200) k, generate_series(0, 499) n;
         INSERT INTO penstock.consensus_floor SELECT 'k' || k, 0, k FROM generate_series(1, 20000) k;
         UPDATE penstock.consensus_revision SET r = 200000;
+        UPDATE penstock.consensus_meta SET v = 'known' WHERE k = 'incarnation';
         ANALYZE;
         """,
     )
@@ -254,7 +255,8 @@ KEYS = [f"k{n}" for n in range(1, 65)]
         ("CLAIM", (["new1", "k1"],), 2),
         ("UNCLAIM", (KEYS,), 64),
         ("APPEND", (KEYS, [500] * 64, KEYS, [500] * 64, [b"d"] * 64), 64),
-        ("TRUNCATE", {"key": "k7", "seqno": 20}, 20),
+        ("TRUNCATE", {"key": "k7", "seqno": 20, "incarnation": b"known"}, 20),
+        ("INCARNATION", (), 1),
     ],
 )
 def test_b32_the_cost_of_a_statement_does_not_grow_with_the_store(
@@ -275,7 +277,7 @@ def test_b32_the_cost_of_a_statement_does_not_grow_with_the_store(
     for node in nodes(row[0][0]["Plan"]):
         relation = node.get("Relation Name", "")
         if node["Node Type"] == "Seq Scan":
-            assert relation == "consensus_revision"
+            assert relation in ("consensus_meta", "consensus_revision")  # of one page, for ever
         touched = (
             float(node["Actual Rows"])  # type: ignore[arg-type]
             + float(node.get("Rows Removed by Filter", 0))  # type: ignore[arg-type]
@@ -296,6 +298,84 @@ async def test_b20_a_missing_table_is_named_with_its_code(postgres_url: str) -> 
         assert "42P01" in error.message
         assert "penstock.consensus" in error.message
     await backend.close()
+
+
+async def test_a_store_made_anew_behind_the_back_of_a_handle_is_not_touched(
+    postgres_url: str,
+) -> None:
+    """I7, B23: the handle has not met the gap between the two stores."""
+    old = await PostgresBackend.open(postgres_url)
+    assert (await old.commit([(("k", V(0, b"old")),)])).revision == 1
+    execute(postgres_url, "DROP SCHEMA penstock CASCADE")
+    new = await PostgresBackend.open(postgres_url)
+    await new.commit([((key, V(n, b"new")),) for key in ("k", "l") for n in range(3)])
+    await expect_another_store(old)
+    assert await old.pool.run(lambda c: c.execute(postgres.INCARNATION).fetchone())  # it is alive
+    assert [e.seqno for e in (await new.scan("k", 0, SCAN_ALL)).entries] == [0, 1, 2]
+    assert await new.list_page("", "") == ["k", "l"]
+    assert await new.revision() == 1
+    await old.close()
+    await new.close()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda b: b.commit([(("k", V(0, b"late")),)]), id="a first append"),
+        pytest.param(lambda b: b.commit([(("known", V(1, b"late")),)]), id="an append"),
+        pytest.param(lambda b: b.truncate("known", 0), id="truncation"),
+        pytest.param(lambda b: b.head("known"), id="a read"),
+        pytest.param(lambda b: b.entries_since("", 0), id="a read of several statements"),
+    ],
+)
+async def test_what_waits_while_the_store_is_made_anew_does_not_happen_in_it(
+    postgres_url: str, write: Callable[[PostgresBackend], Awaitable[object]]
+) -> None:
+    """One transaction drops the schema and creates it, and the other waits for its locks: when it
+    gets them, the names it uses are those of the new store."""
+    old = await PostgresBackend.open(postgres_url)
+    await old.commit([(("known", V(0, b"")),)])
+    await write(old)  # prepared statements, and plans of the old tables, exist
+    with psycopg.connect(postgres_url) as admin:
+        admin.execute("DROP SCHEMA penstock CASCADE")
+        waiting = asyncio.create_task(write(old))  # type: ignore[arg-type]
+        await lock_is_awaited(postgres_url)
+        admin.execute(postgres.SCHEMA)
+        admin.execute(postgres.SET_META, (b"0123456789abcdef", b"1"))
+        admin.execute("INSERT INTO penstock.consensus_head VALUES ('known', 0)")
+        admin.execute("INSERT INTO penstock.consensus_log VALUES ('known', 0, 1, 'new')")
+    await refused(waiting, ErrorKind.STORE_RESET)
+    await old.close()
+    new = await PostgresBackend.open(postgres_url)
+    assert await new.list_page("", "") == ["known"]
+    assert await new.head("known") == V(0, b"new")
+    await new.close()
+
+
+async def lock_is_awaited(url: str) -> None:
+    waiting = """SELECT count(*) FROM pg_stat_activity
+                 WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+    async with (
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+        asyncio.timeout(30),
+    ):
+        while (await (await connection.execute(waiting)).fetchone()) == (0,):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_store_whose_tables_were_emptied_is_another_one(postgres_url: str) -> None:
+    """As a harness may do between two scenarios, instead of dropping them."""
+    old = await PostgresBackend.open(postgres_url)
+    tables = ("meta", "revision", "head", "floor", "log")
+    names = ", ".join(f"penstock.consensus_{table}" for table in tables)
+    execute(postgres_url, f"TRUNCATE {names}")
+    await expect_another_store(old)
+    new = await PostgresBackend.open(postgres_url)
+    assert new.incarnation != old.incarnation
+    assert (await new.commit([(("k", V(0, b"")),)])).revision == 1
+    await expect_another_store(old)
+    await old.close()
+    await new.close()
 
 
 async def test_a_store_without_its_counter_commits_nothing(postgres_url: str) -> None:
@@ -545,14 +625,7 @@ async def test_b40_a_deadlock_that_is_forced_is_a_conflict(shared_url: str) -> N
         await other.execute(lock, (f"{base}b",))
         unit = ((f"{base}a", V(1, b"")), (f"{base}b", V(1, b"")))
         commit = asyncio.create_task(backend.commit([unit]))
-        while True:  # until it waits for b, holding a
-            rows = await backend._query(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                "AND datname = current_database()"
-            )
-            if rows:
-                break
-            await asyncio.sleep(0.01)
+        await lock_is_awaited(shared_url)  # it waits for b, holding a
         await other.execute(lock, (f"{base}a",))
         error = await refused(_awaited(commit), ErrorKind.CONFLICT)
         assert "40P01" in error.message

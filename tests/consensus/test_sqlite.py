@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from consensus.backend_conformance import BackendConformance
+from consensus.backend_conformance import BackendConformance, expect_another_store
 from consensus.conformance import COMMITTED, ConsensusConformance, Subject, V, new_key, refused
 from consensus.direct import DirectConsensus
 from penstock.consensus import sqlite
@@ -139,11 +139,11 @@ async def test_processes_share_a_file(tmp_path: Path) -> None:
 async def test_many_openers_of_a_new_file_agree_on_one_store(tmp_path: Path) -> None:
     path = tmp_path / "new" / "c.db"
     backends = await asyncio.gather(*[SqliteBackend.open(path) for _ in range(8)])
-    assert len({await backend.incarnation() for backend in backends}) == 1
+    assert len({backend.incarnation for backend in backends}) == 1
     await asyncio.gather(*[backend.close() for backend in backends])
     other = await SqliteBackend.open(tmp_path / "other.db")
     again = await SqliteBackend.open(path)
-    assert await again.incarnation() != await other.incarnation()
+    assert again.incarnation != other.incarnation
     await other.close()
     await again.close()
 
@@ -192,6 +192,23 @@ async def test_a_file_that_was_removed_or_replaced_is_not_written_on(
     await refused(backend.head(key), ErrorKind.STORE_RESET)
     (tmp_path / "c.db").touch()
     await refused(backend.truncate(key, 0), ErrorKind.STORE_RESET)
+
+
+async def test_a_store_made_anew_in_the_same_file_is_not_touched(
+    backend: SqliteBackend, tmp_path: Path
+) -> None:
+    """I7, B23: the handle has not met the gap between the two stores."""
+    with closing(sqlite3.connect(tmp_path / "c.db", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        for table in ("meta", "revision", "head", "floor", "log"):
+            db.execute(f"DROP TABLE consensus_{table}")
+        db.execute("COMMIT")
+    new = await SqliteBackend.open(tmp_path / "c.db")
+    await new.commit([(("k", V(n, b"new")),) for n in range(3)])
+    await expect_another_store(backend)
+    assert [e.seqno for e in (await new.scan("k", 0, 10)).entries] == [0, 1, 2]
+    assert await new.list_page("", "") == ["k"]
+    await new.close()
 
 
 async def test_missing_tables_are_named(backend: SqliteBackend) -> None:

@@ -117,7 +117,7 @@ def persistd(
     from penstock.consensus.coalesce import GroupCommitOptions
     from penstock.consensus.committer import persistd as daemon
     from penstock.consensus.committer.admission import Limits
-    from penstock.consensus.committer.committer import CommitterOptions
+    from penstock.consensus.committer.options import CommitterOptions
 
     options = daemon.PersistdOptions(
         consensus=settings.consensus,

@@ -13,6 +13,11 @@ of units, each with an outcome of its own.
 **Who wins is decided in one place**, `judge`, for every backend: it takes the heads that the
 transaction has locked and walks the units in order. A backend's part is to hold those heads still
 from the reading to the commit, and to write what was decided.
+
+**A handle is bound to one store**, the incarnation it found when it was opened, and proves it
+inside every transaction, reading or writing (`prove`). So an operation that was meant for one store
+cannot happen in another that took its place, however long it waited: it is
+`Determinate(STORE_RESET)`.
 """
 
 from __future__ import annotations
@@ -132,10 +137,8 @@ class Backend(Protocol):
     traits: Traits
     url: str
     """For people: masked."""
-
-    async def incarnation(self) -> bytes:
-        """Read from the store each time: that is how a reset is noticed."""
-        ...
+    incarnation: bytes
+    """Of the store this handle was opened on; whether it is still there, every call finds out."""
 
     async def revision(self) -> int:
         """The greatest committed revision, 0 in an empty store; cheap, made to be polled."""
@@ -198,6 +201,14 @@ class Backend(Protocol):
 
 
 # ------------------------------------------------------------------------------------- decisions
+
+
+def prove(bound: bytes, found: bytes | None) -> None:
+    """Raise unless the incarnation `found` is the one that somebody is `bound` to."""
+    if found != bound:
+        now = "none" if found is None else found.hex()
+        what = f"knew {bound.hex()}, found {now}: its contents are gone"
+        raise Determinate(ErrorKind.STORE_RESET, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

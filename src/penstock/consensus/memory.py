@@ -45,7 +45,7 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._incarnation = secrets.token_bytes(16)
+        self.incarnation = secrets.token_bytes(16)
         self._logs: dict[str, list[VersionedData]] = {}
         self._lost: dict[str, int] = {}
         """Greatest revision that truncation took from a key."""
@@ -53,10 +53,6 @@ class MemoryBackend:
         """(revision, key, seqno) of every live entry."""
         self._revision = 0
         self._closed = False
-
-    async def incarnation(self) -> bytes:
-        await self._turn()
-        return self._incarnation
 
     async def revision(self) -> int:
         await self._turn()

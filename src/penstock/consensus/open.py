@@ -26,7 +26,7 @@ from penstock.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
     from penstock.consensus.committer.client import RpcOptions
-    from penstock.consensus.committer.committer import CommitterOptions
+    from penstock.consensus.committer.options import CommitterOptions
 
 RETRY_S = 1.0
 """Between attempts to open a store that is not there yet."""

@@ -2,8 +2,9 @@
 
 A commit is one explicit READ COMMITTED transaction in two round trips.
 
-1. BEGIN; claim the keys that some unit wants to create; lock the head rows of all keys. What the
-   locks return stays true until the end of the transaction, so Python may judge (`judge`).
+1. BEGIN; read the incarnation; claim the keys that some unit wants to create; lock the head rows of
+   all keys. What the locks return stays true until the end of the transaction, so Python may judge
+   (`judge`).
 2. Move the heads, take the next revision and append the entries, in one statement; COMMIT, sent
    along. So the counter row, which every commit needs, is never locked while a client thinks.
 
@@ -13,6 +14,10 @@ the commit is visible, so a snapshot that shows revision r shows every revision 
 **No deadlock**: all transactions claim new keys in key order, then lock heads in key order, then
 the counter. A claim waits only for other claims; a lock waits only for rows that others can see.
 Truncation locks its floor row and then entries below the head, which no append touches.
+
+**Which store it is** stays true as well: whoever has read the incarnation holds a lock on its table
+until the end of the transaction (of the statement, for a read that is one), and DROP waits for
+that. A table that is looked up later in the transaction is therefore of the same schema.
 
 **What is known after an error.** Before the second round trip nothing can have committed, whatever
 happened to the connection. From then on, an ERROR (not FATAL) of a class that aborts proves that
@@ -24,7 +29,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -48,6 +53,7 @@ from penstock.consensus.backend import (
     judge,
     page_end,
     prefix_range,
+    prove,
     settle,
     truncate_bound,
     unsettled,
@@ -104,30 +110,43 @@ SERVER = """
 SELECT version(), current_setting('server_encoding'), current_setting('synchronous_commit')"""
 
 INCARNATION = "SELECT v FROM penstock.consensus_meta WHERE k = 'incarnation'"
-REVISION = "SELECT r FROM penstock.consensus_revision WHERE id"
-HEAD = """
+
+
+def _proven(statement: str) -> str:
+    """`statement` with the incarnation as a column in front, and with a row also if it has none.
+
+    One statement: a pipeline of two costs twice as much. The one row on the left leaves PostgreSQL
+    a nested loop as the only plan, which keeps the order of the rows.
+    """
+    return f"""
+SELECT m.v AS incarnation, found.* FROM penstock.consensus_meta m
+LEFT JOIN LATERAL ({statement}) found ON true WHERE m.k = 'incarnation'"""  # noqa: S608 - ours
+
+
+REVISION = _proven("SELECT r FROM penstock.consensus_revision WHERE id")
+HEAD = _proven("""
 SELECT l.seqno, l.data, l.revision FROM penstock.consensus_head h
 JOIN penstock.consensus_log l ON l.shard = h.shard AND l.seqno = h.seqno
-WHERE h.shard = %s::text"""
-HEADS = "SELECT shard, seqno FROM penstock.consensus_head WHERE shard = ANY(%s::text[])"
+WHERE h.shard = %s::text""")
+HEADS = _proven("SELECT shard, seqno FROM penstock.consensus_head WHERE shard = ANY(%s::text[])")
 HEADS_UNDER = """
 SELECT shard, seqno FROM penstock.consensus_head WHERE shard >= %s::text AND shard <= %s::text"""
-LIST = """
+LIST = _proven("""
 SELECT shard FROM penstock.consensus_head
 WHERE shard > %s::text AND shard >= %s::text AND shard <= %s::text
-ORDER BY shard LIMIT %s::bigint"""
-FLOOR = "SELECT seqno FROM penstock.consensus_floor WHERE shard = %s::text"
-SCAN = """
+ORDER BY shard LIMIT %s::bigint""")
+FLOOR = _proven("SELECT seqno FROM penstock.consensus_floor WHERE shard = %s::text")
+SCAN = _proven("""
 SELECT seqno, data, revision FROM penstock.consensus_log
-WHERE shard = %s::text AND seqno >= %s::bigint ORDER BY seqno LIMIT %s::bigint"""
+WHERE shard = %s::text AND seqno >= %s::bigint ORDER BY seqno LIMIT %s::bigint""")
 # Sizes are known without reading the entries: those above a few KB are stored out of line.
-SCAN_PAGE = """
+SCAN_PAGE = _proven("""
 SELECT seqno, data, revision, available FROM (
     SELECT seqno, data, revision, count(*) OVER () AS available,
            sum(octet_length(data)) OVER (ORDER BY seqno) - octet_length(data) AS size_before
     FROM (SELECT * FROM penstock.consensus_log WHERE shard = %s::text AND seqno >= %s::bigint
           ORDER BY seqno LIMIT %s::bigint) rows
-) page WHERE size_before <= %s::bigint ORDER BY seqno"""
+) page WHERE size_before <= %s::bigint ORDER BY seqno""")
 LIVE = """
 SELECT shard, seqno, data, revision, available FROM (
     SELECT shard, seqno, data, revision, count(*) OVER () AS available,
@@ -173,7 +192,9 @@ SELECT r FROM bump"""
 # is the greatest of those that go. The floor row is written first: truncations of one key queue
 # there instead of meeting in the middle of their deletes.
 TRUNCATE = """
-WITH head AS (SELECT seqno FROM penstock.consensus_head WHERE shard = %(key)s::text),
+WITH store AS (SELECT v FROM penstock.consensus_meta WHERE k = 'incarnation'),
+     head AS (SELECT seqno FROM penstock.consensus_head
+              WHERE shard = %(key)s::text AND (SELECT v FROM store) = %(incarnation)s::bytea),
      raised AS (INSERT INTO penstock.consensus_floor AS f (shard, seqno, revision)
                 SELECT l.shard, l.seqno + 1, l.revision FROM penstock.consensus_log l, head
                 WHERE l.shard = %(key)s::text AND l.seqno = %(seqno)s::bigint - 1
@@ -185,7 +206,7 @@ WITH head AS (SELECT seqno FROM penstock.consensus_head WHERE shard = %(key)s::t
      gone AS (DELETE FROM penstock.consensus_log
               WHERE shard = %(key)s::text AND seqno < %(seqno)s::bigint
                 AND EXISTS (SELECT FROM raised) RETURNING 1)
-SELECT (SELECT seqno FROM head), (SELECT count(*) FROM gone)"""
+SELECT (SELECT v FROM store), (SELECT seqno FROM head), (SELECT count(*) FROM gone)"""
 
 SCAN_PAGE_ROWS = 4_096
 """Rows considered for one page in bytes: a bound on what the window looks at."""
@@ -202,6 +223,7 @@ class PostgresBackend:
     def __init__(self, url: str, options: PoolOptions) -> None:
         check_url(url)
         self.url = mask_url(url)
+        self.incarnation = b""
         self.pool = ConnectionPool(url, options)
 
     @classmethod
@@ -220,7 +242,9 @@ class PostgresBackend:
 
     async def _prepare(self) -> None:
         await self._check_server()
-        check_schema_version(int((await self._run(_meta))["schema_version"]))
+        meta = await self._run(_meta)
+        check_schema_version(int(meta["schema_version"]))
+        self.incarnation = meta["incarnation"]
 
     @classmethod
     async def probe(cls, url: str) -> str:
@@ -234,17 +258,18 @@ class PostgresBackend:
             await backend.close()
 
     async def _check_server(self) -> str:
-        [(version, encoding, synchronous_commit)] = await self._query(SERVER)
+        version, encoding, synchronous_commit = await self._idempotent(
+            lambda connection: _one(connection.execute(SERVER))
+        )
         check_server(version, encoding, synchronous_commit, self.url)
         return str(version).split(" on ")[0]
 
     # ----------------------------------------------------------------------------------- reads
 
-    async def incarnation(self) -> bytes:
-        return bytes((await self._query(INCARNATION))[0][0])
-
     async def revision(self) -> int:
-        return int((await self._query(REVISION))[0][0])
+        return await self._idempotent(
+            lambda connection: self._revision(connection.execute(REVISION, prepare=True))
+        )
 
     async def list_page(self, prefix: str, after: str) -> list[str]:
         rows = await self._query(LIST, after, *prefix_range(prefix), LIST_PAGE)
@@ -259,10 +284,9 @@ class PostgresBackend:
 
     async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
         def read(connection: Connection) -> tuple[int, dict[str, int]]:
-            with _snapshot(connection):
-                revision = connection.execute(REVISION)
+            with _snapshot(connection) as current:
                 heads = connection.execute(HEADS_UNDER, prefix_range(prefix))
-                return _one(revision)[0], dict(heads.fetchall())
+                return self._revision(current), dict(heads.fetchall())
 
         return await self._idempotent(read)
 
@@ -288,11 +312,10 @@ class PostgresBackend:
         since = (revision, prefix, prefix)
 
         def read(connection: Connection) -> RevisionPage:
-            with _snapshot(connection):
-                current = connection.execute(REVISION)
+            with _snapshot(connection) as current:
                 losses = connection.execute(LOST_SINCE, since)
                 rows = connection.execute(SIZES_SINCE, (*since, PAGE_ENTRIES + 1))
-                upto, lost = max(revision, _one(current)[0]), _one(losses)[0]
+                upto, lost = max(revision, self._revision(current)), _one(losses)[0]
                 end = page_end(sizes := rows.fetchall())
                 upto = upto if end is None else end
                 until = (revision, upto, prefix, prefix)
@@ -311,25 +334,36 @@ class PostgresBackend:
         behind = (*max(after, (low, -1)), high, PAGE_ENTRIES + 1, PAGE_BYTES, PAGE_ENTRIES)
 
         def read(connection: Connection) -> LivePage:
-            with _snapshot(connection):
-                current = connection.execute(REVISION)
+            with _snapshot(connection) as current:
                 found = connection.execute(LIVE, behind, binary=True)
                 rows = found.fetchall()
                 return LivePage(
                     entries=tuple((key, VersionedData(*entry)) for key, *entry, _ in rows),
-                    revision=_one(current)[0],
+                    revision=self._revision(current),
                     more=bool(rows) and len(rows) < rows[0][-1],
                 )
 
         return await self._run(read)
 
-    async def _query(self, statement: str, *parameters: object) -> list[TupleRow]:
-        def read(connection: Connection) -> list[TupleRow]:
-            return connection.execute(
+    async def _query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a statement that is `_proven`, without their proof."""
+
+        def read(connection: Connection) -> list[tuple[Any, ...]]:
+            rows = connection.execute(
                 statement, parameters or None, prepare=True, binary=True
             ).fetchall()
+            prove(self.incarnation, rows[0][0] if rows else None)
+            return [] if rows[0][1] is None else [row[1:] for row in rows]
 
         return await self._idempotent(read)
+
+    def _revision(self, cursor: psycopg.Cursor[TupleRow]) -> int:
+        """What `REVISION` returned."""
+        row = cursor.fetchone()
+        prove(self.incarnation, row[0] if row else None)
+        if row is None or row[1] is None:
+            raise psycopg.DataError("the revision counter has no row")
+        return int(row[1])
 
     async def _idempotent(self, work: Callable[[Connection], T]) -> T:
         """What may be done twice is worth a second try: the connection may have died idle."""
@@ -342,7 +376,7 @@ class PostgresBackend:
 
     async def commit(self, units: Sequence[Unit]) -> Commit:
         def commit(connection: Connection) -> Commit:
-            return _commit(connection, units)
+            return _commit(connection, self.incarnation, units)
 
         try:
             return await self._run(commit)
@@ -355,10 +389,11 @@ class PostgresBackend:
 
     async def truncate(self, key: str, seqno: int) -> int | None:
         def truncate(connection: Connection) -> TupleRow:
-            parameters = {"key": key, "seqno": seqno}
+            parameters = {"key": key, "seqno": seqno, "incarnation": self.incarnation}
             return _one(connection.execute(TRUNCATE, parameters, prepare=True))
 
-        head, count = await self._idempotent(truncate)
+        found, head, count = await self._idempotent(truncate)
+        prove(self.incarnation, found)
         if head is None or seqno > head:
             raise truncate_bound(key, seqno, head)
         return int(count)
@@ -384,9 +419,10 @@ class PostgresBackend:
 # ---------------------------------------------------------------------------------- transactions
 
 
-def _commit(connection: Connection, units: Sequence[Unit]) -> Commit:
+def _commit(connection: Connection, incarnation: bytes, units: Sequence[Unit]) -> Commit:
     """One transaction. An error that is raised came before COMMIT was sent, or refused it."""
-    heads, claimed = _lock(connection, units)
+    found, heads, claimed = _lock(connection, units)
+    prove(incarnation, found)
     verdict = judge(heads, units)
     if not any(verdict.wins):
         # Below psycopg, which forgets its prepared statements with every ROLLBACK it sees.
@@ -405,8 +441,10 @@ def _commit(connection: Connection, units: Sequence[Unit]) -> Commit:
     return settle(verdict, revision)
 
 
-def _lock(connection: Connection, units: Sequence[Unit]) -> tuple[dict[str, int], set[str]]:
-    """Heads that stay as they are until the transaction ends, and the keys it has claimed.
+def _lock(
+    connection: Connection, units: Sequence[Unit]
+) -> tuple[bytes | None, dict[str, int], set[str]]:
+    """Incarnation and heads, as they stay until the transaction ends, and the keys it has claimed.
 
     A claimed key was created just now, at 0 and without an entry: it has no head yet.
     """
@@ -414,10 +452,13 @@ def _lock(connection: Connection, units: Sequence[Unit]) -> tuple[dict[str, int]
     created = sorted({key for unit in units for key, new in unit if new.seqno == 0})
     with connection.pipeline():
         connection.execute(BEGIN)
+        found = connection.execute(INCARNATION, prepare=True)
         claims = connection.execute(CLAIM, (created,), prepare=True) if created else ()
         locks = connection.execute(LOCK, (keys,), prepare=True)
     claimed = {key for (key,) in claims}
-    return {key: seqno for key, seqno in locks if key not in claimed}, claimed
+    heads = {key: seqno for key, seqno in locks if key not in claimed}
+    row = found.fetchone()
+    return row[0] if row else None, heads, claimed
 
 
 def _write(
@@ -445,18 +486,20 @@ def _write(
 
 
 @contextmanager
-def _snapshot(connection: Connection) -> Iterator[None]:
-    """Statements inside see one state of the store."""
+def _snapshot(connection: Connection) -> Iterator[psycopg.Cursor[TupleRow]]:
+    """Statements inside see one state, of the store and the revision that `REVISION` returned."""
     with connection.pipeline():
         connection.execute(BEGIN_SNAPSHOT)
-        yield
+        yield connection.execute(REVISION)
         connection.execute("COMMIT")
 
 
 def _meta(connection: Connection) -> dict[str, bytes]:
     """The store's own description, after creating its tables if there are none."""
     try:  # usually there, and then no right to create anything is needed
-        return dict(connection.execute(META).fetchall())
+        found: dict[str, bytes] = dict(connection.execute(META).fetchall())
+        if found:
+            return found
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         pass
     with connection.transaction():

@@ -41,6 +41,7 @@ from penstock.consensus.backend import (
     judge,
     page_end,
     prefix_range,
+    prove,
     settle,
     truncate_bound,
     unsettled,
@@ -136,8 +137,13 @@ class SqliteBackend:
     traits = Traits(name="sqlite", cache_heads=False, foreign_poll_s=0.05, commit_concurrency=1)
 
     def __init__(
-        self, path: Path, writer: sqlite3.Connection, readers: list[sqlite3.Connection]
+        self,
+        path: Path,
+        incarnation: bytes,
+        writer: sqlite3.Connection,
+        readers: list[sqlite3.Connection],
     ) -> None:
+        self.incarnation = incarnation
         self.url = f"sqlite:///{path}"
         self._path = path
         self._inode = path.stat().st_ino
@@ -167,9 +173,9 @@ class SqliteBackend:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 writer = connect(readonly=False)
-                _create_schema(writer)
+                incarnation = _create_schema(writer)
                 readers = [connect(readonly=True) for _ in range(READERS)]
-                backend = cls(path, writer, readers)
+                backend = cls(path, incarnation, writer, readers)
             except (sqlite3.Error, OSError) as error:
                 raise _cannot_open(path, error) from error
             opened.pop_all()
@@ -189,9 +195,6 @@ class SqliteBackend:
         return f"{path} is at revision {revision}"
 
     # ----------------------------------------------------------------------------------- reads
-
-    async def incarnation(self) -> bytes:
-        return await self._read(lambda db: bytes(_one(db, INCARNATION)[0]))
 
     async def revision(self) -> int:
         return await self._read(lambda db: int(_one(db, REVISION)[0]))
@@ -286,6 +289,7 @@ class SqliteBackend:
             try:
                 db.execute("BEGIN")
                 try:
+                    self._prove(db)
                     return work(db)
                 finally:
                     if db.in_transaction:
@@ -307,6 +311,7 @@ class SqliteBackend:
         self._check_file()
         with self._rolled_back_on_error():
             db.execute("BEGIN IMMEDIATE")
+            self._prove(db)
             verdict = judge(_head_seqnos(db, {key for unit in units for key, _ in unit}), units)
             if not any(verdict.wins):
                 db.execute("ROLLBACK")
@@ -331,6 +336,7 @@ class SqliteBackend:
         self._check_file()
         with self._rolled_back_on_error():
             db.execute("BEGIN IMMEDIATE")
+            self._prove(db)
             head = db.execute(HEAD_SEQNO, (key,)).fetchone()
             last = db.execute(LAST_BELOW, (key, seqno)).fetchone()
             if head is None or seqno > head[0] or last is None:
@@ -392,6 +398,11 @@ class SqliteBackend:
             what = f"{self._path} was removed or replaced while it was open"
             raise Determinate(ErrorKind.STORE_RESET, what)
 
+    def _prove(self, db: sqlite3.Connection) -> None:
+        """Inside the transaction that relies on it: tables can be made anew in the same file."""
+        row = db.execute(INCARNATION).fetchone()
+        prove(self.incarnation, row and bytes(row[0]))
+
 
 # ------------------------------------------------------------------------------------- connecting
 
@@ -433,8 +444,11 @@ def _patiently(work: Callable[[], object]) -> None:
             return
 
 
-def _create_schema(db: sqlite3.Connection) -> None:
-    """Create what is missing; an error leaves the transaction to `close`, which rolls it back."""
+def _create_schema(db: sqlite3.Connection) -> bytes:
+    """Create what is missing; the incarnation.
+
+    An error leaves the transaction to `close`, which rolls it back.
+    """
     db.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA.split(";")[:-1]:
         db.execute(statement)
@@ -442,7 +456,9 @@ def _create_schema(db: sqlite3.Connection) -> None:
     db.executemany("INSERT OR IGNORE INTO consensus_meta VALUES (?, ?)", meta.items())
     (version,) = _one(db, "SELECT v FROM consensus_meta WHERE k = 'schema_version'")
     check_schema_version(int(version))
+    (incarnation,) = db.execute(INCARNATION).fetchone()
     db.execute("COMMIT")
+    return bytes(incarnation)
 
 
 def _mounts() -> str:

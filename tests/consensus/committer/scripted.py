@@ -10,10 +10,19 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.consensus.backend import Commit, RevisionPage, ScanPage, Unit
-from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.inprocess import InProcessConsensus
+from penstock.consensus.committer.options import CommitterOptions
+from penstock.consensus.committer.recovery import Recover
 from penstock.consensus.memory import MemoryBackend
-from penstock.consensus.store import SCAN_ALL, CasResult, ConsensusError, VersionedData
+from penstock.consensus.store import (
+    SCAN_ALL,
+    CasResult,
+    ConsensusError,
+    Determinate,
+    ErrorKind,
+    VersionedData,
+)
 
 V = VersionedData
 COMMITTED = CasResult.COMMITTED
@@ -47,9 +56,6 @@ class ScriptedBackend(MemoryBackend):
             await self.after[op]()
         return result
 
-    async def incarnation(self) -> bytes:
-        return await self._step("incarnation", super().incarnation())
-
     async def revision(self) -> int:
         return await self._step("revision", super().revision())
 
@@ -73,10 +79,19 @@ class ScriptedBackend(MemoryBackend):
     async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
         return await self._step("entries_since", super().entries_since(prefix, revision))
 
+    def vanish(self, error: ConsensusError) -> None:
+        """From now on no call reaches the store: its tables are missing, or another's."""
+        self.before |= {op: failing(error) for op in OPERATIONS}
+
     async def foreign(self, key: str, seqno: int, data: bytes = b"foreign") -> None:
         """Commit as another process would: behind the committer's back."""
         commit = await MemoryBackend.commit(self, [((key, V(seqno, data)),)])
         assert commit.outcomes == (COMMITTED,)
+
+
+GONE = Determinate(ErrorKind.UNDEFINED_TABLE, 'relation "consensus_head" does not exist [42P01]')
+RESET = Determinate(ErrorKind.STORE_RESET, "another store is there now")
+OPERATIONS = ("revision", "head", "heads", "scan", "commit", "truncate", "entries_since")
 
 
 def failing(error: ConsensusError) -> Callable[[], Awaitable[None]]:
@@ -88,9 +103,9 @@ def failing(error: ConsensusError) -> Callable[[], Awaitable[None]]:
 
 @asynccontextmanager
 async def committer_on(
-    backend: MemoryBackend, options: CommitterOptions = CACHED
+    backend: MemoryBackend, options: CommitterOptions = CACHED, recover: Recover | None = None
 ) -> AsyncIterator[InProcessConsensus]:
-    committer = PersistCommitter(backend, options)
+    committer = PersistCommitter(backend, options, recover=recover)
     await committer.open()
     store = InProcessConsensus(committer)
     try:

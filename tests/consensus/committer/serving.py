@@ -10,7 +10,9 @@ from grpc import aio
 
 from penstock.consensus.backend import Backend
 from penstock.consensus.committer.auth import TokenFile
-from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.committer import PersistCommitter
+from penstock.consensus.committer.options import CommitterOptions
+from penstock.consensus.committer.recovery import Recover
 from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
 
 
@@ -34,8 +36,9 @@ async def served(
     *,
     tokens: TokenFile | None = None,
     port: int = 0,
+    recover: Recover | None = None,
 ) -> AsyncIterator[Served]:
-    committer = PersistCommitter(backend, options)
+    committer = PersistCommitter(backend, options, recover=recover)
     await committer.open()
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])

@@ -14,7 +14,8 @@ from fix_postgres import PostgresServer
 from penstock.consensus.backend import Backend
 from penstock.consensus.coalesce import GroupCommitOptions
 from penstock.consensus.committer.client import InProcessConsensus, RpcConsensus
-from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.committer import PersistCommitter
+from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.open import open_backend
 from penstock.consensus.store import Consensus
 

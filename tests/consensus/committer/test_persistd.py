@@ -173,7 +173,7 @@ async def test_told_not_to_heal_it_exits_with_3_and_without_a_traceback(
         assert "42P01" in caught.value.message
         assert await asyncio.to_thread(daemon.process.wait, 30) == 3
         assert "Traceback" not in daemon.log
-        assert "the consensus schema is missing" in daemon.log
+        assert "the consensus store is gone" in daemon.log
         await store.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from consensus.committer.scripted import (
     CACHED,
     COMMITTED,
+    RESET,
     ScriptedBackend,
     V,
     committer_on,
@@ -197,14 +198,17 @@ async def test_a_missing_schema_is_not_waited_out() -> None:
 
 
 async def test_a_reset_of_the_store_ends_subscriptions_and_watches() -> None:
+    backend = ScriptedBackend()
     async with (
-        committer_on(ScriptedBackend()) as store,
+        committer_on(backend) as store,
         aclosing(store.subscribe("k", 0)) as events,
         aclosing(store.watch("", 0)) as all_,
     ):
         await anext(events)
         await anext(all_)
-        store.committer.reset(b"another store...")
+        backend.vanish(RESET)
+        with pytest.raises(Determinate):
+            await store.head("k", fresh=True)
         assert await anext(events) == Resync(floor=0, head=0, reason=ResyncReason.STORE_RESET)
         with pytest.raises(Determinate) as caught:
             await anext(all_)
@@ -280,8 +284,8 @@ async def test_commits_heard_of_in_the_wrong_order_are_delivered_in_the_right_on
         await eventually(lambda: store.committer.admission.subscribers == 2)
         # What two transactions at once may do: the second is heard of first.
         later, earlier = V(1, b"", 2), V(0, b"", 1)
-        store.committer._hub.publish(2, [("k", later)])
-        store.committer._hub.publish(1, [("k", earlier)])
+        store.committer._store.hub.publish(2, [("k", later)])
+        store.committer._store.hub.publish(1, [("k", earlier)])
         assert watched(await reader) == [(1, "k", 0), (2, "k", 1)]
         assert delivered(await subscriber) == [0, 1]
 
@@ -295,7 +299,7 @@ async def test_a_slow_watcher_costs_the_tail_no_memory_and_misses_nothing(
         async with aclosing(store.watch("", 0)) as events:
             assert await anext(events) == Progress(0)
             await fill(store, "k", 200)
-            assert len(store.committer._hub.tail) <= 10
+            assert len(store.committer._store.hub.tail) <= 10
             got: list[WatchEvent] = []
             async for event in events:
                 got.append(event)
@@ -328,4 +332,4 @@ async def test_streams_are_limited_in_number_only() -> None:
         assert await store.head("k/0") is None
         for stream in many:
             await stream.aclose()  # type: ignore[attr-defined]
-        assert not store.committer._hub.followed
+        assert not store.committer._store.hub.followed

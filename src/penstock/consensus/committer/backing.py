@@ -24,6 +24,7 @@ from penstock.consensus.backend import (
     Unit,
 )
 from penstock.consensus.committer.metrics import CommitterMetrics
+from penstock.consensus.committer.recovery import GONE
 from penstock.consensus.store import (
     ConsensusError,
     Determinate,
@@ -58,7 +59,10 @@ class Pooled(Protocol):
 
 
 class Backing:
-    """Measures every call of `inner`, and tells `overhear` of every transaction."""
+    """Measures every call of `inner`, and tells `overhear` of every transaction.
+
+    A store that turns out to be gone is reported to `lost`, which says what to answer.
+    """
 
     def __init__(
         self,
@@ -67,47 +71,48 @@ class Backing:
         *,
         overhear: Callable[[Sequence[Unit]], Callable[[Commit], None]],
         took: Callable[[float], None],
+        lost: Callable[[ConsensusError], Awaitable[ConsensusError]],
     ) -> None:
         self.traits: Traits = inner.traits
         self.url: str = inner.url
+        self.incarnation: bytes = inner.incarnation
         self._inner = inner
         self._metrics = metrics
         self._overhear = overhear
         self._took = took
+        self._lost = lost
         self.answered_at = 0.0
         """When the backend last answered, by the monotonic clock; a refusal is an answer."""
 
-    async def incarnation(self) -> bytes:
-        return await self._timed("incarnation", self._inner.incarnation())
-
     async def revision(self) -> int:
-        return await self._timed("revision", self._inner.revision())
+        return await self._call("revision", self._inner.revision())
 
     async def list_page(self, prefix: str, after: str) -> list[str]:
+        # Administrative: looking heals nothing.
         return await self._timed("list_keys", self._inner.list_page(prefix, after))
 
     async def head(self, key: str) -> VersionedData | None:
-        return await self._timed("head", self._inner.head(key))
+        return await self._call("head", self._inner.head(key))
 
     async def heads(self, keys: Sequence[str]) -> dict[str, int]:
-        return await self._timed("heads", self._inner.heads(keys))
+        return await self._call("heads", self._inner.heads(keys))
 
     async def heads_under(self, prefix: str) -> tuple[int, dict[str, int]]:
-        return await self._timed("watch", self._inner.heads_under(prefix))
+        return await self._call("watch", self._inner.heads_under(prefix))
 
     async def scan(
         self, key: str, from_: int, limit: int, *, bytes_max: int = PAGE_BYTES
     ) -> ScanPage:
-        return await self._timed("scan", self._inner.scan(key, from_, limit, bytes_max=bytes_max))
+        return await self._call("scan", self._inner.scan(key, from_, limit, bytes_max=bytes_max))
 
     async def floor(self, key: str) -> int:
-        return await self._timed("scan", self._inner.floor(key))
+        return await self._call("scan", self._inner.floor(key))
 
     async def commit(self, units: Sequence[Unit]) -> Commit:
         heard = self._overhear(units)
         started = time.perf_counter()
         try:
-            commit = await self._timed("cas", self._inner.commit(units))
+            commit = await self._call("cas", self._inner.commit(units))
         except Determinate:
             raise
         except Exception:  # a backend that breaks its promise: nothing is known
@@ -126,13 +131,13 @@ class Backing:
         return commit
 
     async def truncate(self, key: str, seqno: int) -> int | None:
-        return await self._timed("truncate", self._inner.truncate(key, seqno))
+        return await self._call("truncate", self._inner.truncate(key, seqno))
 
     async def entries_since(self, prefix: str, revision: int) -> RevisionPage:
-        return await self._timed("watch", self._inner.entries_since(prefix, revision))
+        return await self._call("watch", self._inner.entries_since(prefix, revision))
 
     async def live_page(self, prefix: str, after: Position) -> LivePage:
-        return await self._timed("snapshot", self._inner.live_page(prefix, after))
+        return await self._call("snapshot", self._inner.live_page(prefix, after))
 
     async def close(self) -> None:
         await self._inner.close()
@@ -147,6 +152,14 @@ class Backing:
             "idle": pool.idle_connections,
             "busy": pool.open_connections - pool.idle_connections,
         }
+
+    async def _call(self, op: str, call: Awaitable[T]) -> T:
+        try:
+            return await self._timed(op, call)
+        except Determinate as error:
+            if error.kind not in GONE or (told := await self._lost(error)) is error:
+                raise
+            raise told from error
 
     async def _timed(self, op: str, call: Awaitable[T]) -> T:
         started = time.perf_counter()

@@ -134,8 +134,8 @@ class Hub:
         self.tail = Tail()
         self.revision = 0
         """The greatest revision known of, from our own commits and from polls."""
-        self.generation = 0
-        """Moves when the store is another one: followers of the old one have to end."""
+        self.retired = False
+        """Whether the store is gone, and its followers have to end."""
         self._on_foreign = on_foreign
         self._subscribers: dict[str, set[Buffer]] = {}
         self._watchers: set[asyncio.Event] = set()
@@ -164,7 +164,7 @@ class Hub:
         """Notice commits that were made elsewhere."""
         revision = await self.backend.revision()
         if revision < self.revision:
-            return  # an older snapshot than our newest commit; or a reset, which `verify` notices
+            return  # an older snapshot than our newest commit
         own = sum(self._polled < r <= revision for r in self._own)
         foreign = revision - self._polled > own
         self._own = {r for r in self._own if r > revision}
@@ -182,12 +182,9 @@ class Hub:
                     if seqno > buffer.upto:
                         buffer.fall_behind()
 
-    def reset(self) -> None:
-        """The store was created anew: nothing of the old one can be followed."""
-        self.generation += 1
-        self.tail.clear()
-        self.revision = self._polled = 0
-        self._own.clear()
+    def retire(self) -> None:
+        """The store is gone: nobody can follow it any more."""
+        self.retired = True
         self._wake_everybody()
 
     def close(self) -> None:
@@ -197,6 +194,8 @@ class Hub:
     def check_open(self) -> None:
         if self._closed:
             raise Determinate(ErrorKind.UNAVAILABLE, "the committer is shutting down")
+        if self.retired:
+            raise Determinate(ErrorKind.STORE_RESET, "the store was created anew; start over")
 
     @contextlib.contextmanager
     def subscriber(self, key: str) -> Iterator[Buffer]:

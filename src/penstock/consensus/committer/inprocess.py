@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.consensus.committer.committer import PersistCommitter
+from penstock.consensus.committer.committer import IN_PROCESS, PersistCommitter
 from penstock.consensus.snapshot import read_snapshot
 from penstock.consensus.store import (
     SCAN_ALL,
@@ -29,8 +29,7 @@ class InProcessConsensus:
         self.committer = committer
 
     async def incarnation(self) -> bytes:
-        self.committer.check()
-        return self.committer.incarnation
+        return self.committer.serving(IN_PROCESS).incarnation
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
         after, more = "", True

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,10 +28,11 @@ from penstock.consensus.committer.address import (
 )
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.committer import CommitterOptions, PersistCommitter
+from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.grpcio import aio, grpc
-from penstock.consensus.committer.guard import Healer, Recover, SchemaGuard
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
+from penstock.consensus.committer.options import CommitterOptions
+from penstock.consensus.committer.recovery import Healer, Recover
 from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
 from penstock.consensus.open import Scheme, open_backend, scheme_of
 from penstock.consensus.store import ConsensusError, cause_chain, mask_url
@@ -147,14 +148,13 @@ class Persistd:
                 backend = await self._patiently(self._open_backend)
             except _Stopped:
                 return
-            guard = SchemaGuard(backend, self._recovery())
             committer = PersistCommitter(
-                guard, replace(options.committer, adopts_reset=True), metrics=self._metrics
+                backend, options.committer, metrics=self._metrics, recover=self._recovery()
             )
             try:
                 await self._patiently(committer.open)
                 self._committer = committer
-                log.info("consensus backend ready", extra=fields(url=guard.url))
+                log.info("consensus backend ready", extra=fields(url=backend.url))
                 await self._serve(committer, tokens, credentials, admin, announce)
             except _Stopped:
                 return
@@ -231,17 +231,12 @@ class Persistd:
 
     def _recovery(self) -> Recover:
         if self._options.self_heal:
-            return Healer(self._open_backend, self._healed)
+            return Healer(self._open_backend)
         return self._give_up
-
-    def _healed(self, incarnation: bytes) -> None:
-        self._metrics.heals.add()
-        if self._committer is not None:
-            self._committer.reset(incarnation)
 
     async def _give_up(self, _: Backend, error: ConsensusError) -> Backend:
         self._lost = StoreLost(
-            "the consensus schema is missing",
+            "the consensus store is gone",
             where=mask_url(self._options.consensus),
             why=error.message,
             fix="restore the database, or start with --self-heal to begin with an empty store",
@@ -297,7 +292,7 @@ async def check(options: PersistdOptions) -> tuple[str, bytes]:
     """Open the backend once: its masked URL and its incarnation, or why it cannot be used."""
     backend = await open_backend(options.consensus, options.pool)
     try:
-        return backend.url, await backend.incarnation()
+        return backend.url, backend.incarnation
     finally:
         await backend.close()
 

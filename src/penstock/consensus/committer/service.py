@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -113,17 +114,17 @@ class ConsensusService:
         self, serve: Serve, response: Callable[..., Message]
     ) -> Callable[[Pinned, Context], Awaitable[Message]]:
         async def handle(request: Pinned, context: Context) -> Message:
+            pinned = request.expect_incarnation
             try:
-                principal, caller = self._admit_peer(context)
-                expected = request.expect_incarnation
+                principal, caller = self._admit_peer(context, pinned)
                 try:
-                    self._committer.check(expected)
                     ok = await serve(request, caller, principal)
                 except Determinate as error:
                     # The store was found missing and made again meanwhile. Who knew no store
                     # before loses nothing by meeting the new one.
-                    if expected or error.kind is not ErrorKind.STORE_RESET:
+                    if pinned or error.kind is not ErrorKind.STORE_RESET:
                         raise
+                    caller = replace(caller, knows=self._incarnation())
                     ok = await serve(request, caller, principal)
             except ConsensusError as error:
                 await self._refuse(error, context)
@@ -132,7 +133,7 @@ class ConsensusService:
                 return response(
                     err=wire.to_error(unexpected(error)), incarnation=self._incarnation()
                 )
-            return response(ok=ok, incarnation=self._incarnation())
+            return response(ok=ok, incarnation=caller.knows)
 
         return handle
 
@@ -141,8 +142,7 @@ class ConsensusService:
     ) -> Callable[[Pinned, Context], Awaitable[None]]:
         async def handle(request: Pinned, context: Context) -> None:
             try:
-                principal, caller = self._admit_peer(context)
-                self._committer.check(request.expect_incarnation)
+                principal, caller = self._admit_peer(context, request.expect_incarnation)
                 async with contextlib.aclosing(serve(request, caller, principal)) as events:
                     async for event in events:
                         async with asyncio.timeout(_SLOW_SEND_S):
@@ -162,7 +162,8 @@ class ConsensusService:
 
         return handle
 
-    def _admit_peer(self, context: Context) -> tuple[Principal, Caller]:
+    def _admit_peer(self, context: Context, pinned: bytes) -> tuple[Principal, Caller]:
+        """Who asks. Who knows no store yet is bound to the present one, and told which it is."""
         metadata = context.invocation_metadata() or ()
         principal = ANYBODY
         if self._tokens is not None:
@@ -176,7 +177,7 @@ class ConsensusService:
                 self._peers.popitem(last=False)
         self._peers[host, client] = None
         self._peers.move_to_end((host, client))
-        return principal, Caller(client, "grpc")
+        return principal, Caller(client, "grpc", pinned or self._incarnation())
 
     async def _refuse(self, error: ConsensusError, context: Context) -> None:
         """End the call with a status if nothing of it has run, with the proof of that."""
@@ -264,7 +265,7 @@ class ConsensusService:
         events = self._committer.subscribe(request.key, getattr(request, "from"), caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
-                yield wire.to_subscribe_event(event, self._incarnation())
+                yield wire.to_subscribe_event(event, caller.knows)
 
     async def _watch(
         self, request: pb.WatchRequest, caller: Caller, who: Principal
@@ -273,7 +274,7 @@ class ConsensusService:
         events = self._committer.watch(request.prefix, request.from_revision, caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
-                yield wire.to_watch_event(event, self._incarnation())
+                yield wire.to_watch_event(event, caller.knows)
 
     # ------------------------------------------------------------------------------ sessions
 
@@ -282,8 +283,8 @@ class ConsensusService:
         if opening is aio.EOF:
             return
         try:
-            principal, caller = self._admit_peer(context)
-            self._committer.check(opening.expect_incarnation)
+            principal, caller = self._admit_peer(context, opening.expect_incarnation)
+            self._committer.serving(caller)
         except ConsensusError as error:
             await self._refuse(error, context)
             await context.write(pb.SessionResponse(err=wire.to_error(error)))

@@ -34,7 +34,10 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class ServedSession:
-    """One client's stream: batches in, answers out, each as soon as it is known."""
+    """One client's stream: batches in, answers out, each as soon as it is known.
+
+    A session is about one store, the one that `caller` knows, from its opening to its end.
+    """
 
     def __init__(
         self, committer: PersistCommitter, context: Context, who: Principal, caller: Caller
@@ -44,14 +47,13 @@ class ServedSession:
         self._who = who
         self._caller = caller
         self._may = None if who.access is Access.ADMIN else self._check_write
-        self._incarnation = committer.incarnation
         self._answers = pb.SessionResponse()
         self._pending = False
         self._writing = False
 
     async def run(self) -> None:
         window = self._committer.options.limits.client_inflight_max
-        await self._context.write(pb.SessionResponse(window=window, incarnation=self._incarnation))
+        await self._context.write(pb.SessionResponse(window=window, incarnation=self._caller.knows))
         async with asyncio.TaskGroup() as running:
             while (request := await self._context.read()) is not aio.EOF:
                 if request.cas_key:
@@ -70,7 +72,6 @@ class ServedSession:
         missing = len(request.cas_key) - len(batch)
         outcomes: list[CasResult | ConsensusError]
         try:
-            self._committer.check(self._incarnation)
             outcomes = await self._committer.compare_and_set_each(
                 batch, caller=self._caller, may=self._may
             )
@@ -102,7 +103,6 @@ class ServedSession:
 
     async def _head(self, number: int, key: str, fresh: bool) -> None:
         try:
-            self._committer.check(self._incarnation)
             self._who.check(Access.READ, key)
             found = await self._committer.head(key, fresh=fresh, caller=self._caller)
         except ConsensusError as error:

@@ -23,7 +23,6 @@ from penstock.consensus.store import (
     SCAN_ALL,
     CaughtUp,
     ConsensusError,
-    Determinate,
     Entries,
     Entry,
     ErrorKind,
@@ -71,7 +70,7 @@ class Streams:
         hub: Hub,
         metrics: CommitterMetrics,
         options: StreamOptions,
-        incarnation: Callable[[], bytes],
+        incarnation: bytes,
     ) -> None:
         self._hub = hub
         self._metrics = metrics
@@ -82,11 +81,10 @@ class Streams:
 
     async def subscribe(self, key: str, from_: int) -> AsyncGenerator[SubscribeEvent, None]:
         """Entries of one key from `from_` on; see `Consensus.subscribe`."""
-        generation = self._hub.generation
         loop = asyncio.get_running_loop()
         next_ = from_
         with self._hub.subscriber(key) as buffer:
-            async with contextlib.aclosing(self._follow(key, from_, buffer, generation)) as events:
+            async with contextlib.aclosing(self._follow(key, from_, buffer)) as events:
                 async for event in events:
                     if isinstance(event, Entry):
                         if event.data.seqno != next_:
@@ -105,7 +103,7 @@ class Streams:
                         return
 
     async def _follow(
-        self, key: str, from_: int, buffer: Buffer, generation: int
+        self, key: str, from_: int, buffer: Buffer
     ) -> AsyncGenerator[SubscribeEvent, None]:
         loop = asyncio.get_running_loop()
         next_ = from_
@@ -114,10 +112,10 @@ class Streams:
         early: dict[int, VersionedData] = {}
         patience_ends: float | None = None
         while True:
-            self._hub.check_open()
-            if self._hub.generation != generation:
+            if self._hub.retired:
                 yield Resync(floor=0, head=0, reason=ResyncReason.STORE_RESET)
                 return
+            self._hub.check_open()
             if behind:
                 if buffer.overflowed:
                     self._metrics.subscribe_lag.add()
@@ -153,7 +151,7 @@ class Streams:
                 timeout_s = max(0.0, patience_ends - loop.time())
             if not await buffer.wait(timeout_s):
                 if patience_ends is None:
-                    yield Heartbeat(head=head, incarnation=self._incarnation())
+                    yield Heartbeat(head=head, incarnation=self._incarnation)
                 else:
                     behind = True
                 continue
@@ -189,18 +187,14 @@ class Streams:
         page of the store that is complete up to its end.
         """
         hub = self._hub
-        generation = hub.generation
         loop = asyncio.get_running_loop()
         last = from_revision
         patience_ends = 0.0  # the first look is always into the store
         with hub.watcher() as wake:
             while True:
-                hub.check_open()
-                if hub.generation != generation:
+                if hub.retired:
                     self._metrics.subscribe_resync.labels(ResyncReason.STORE_RESET.name).add()
-                    raise Determinate(
-                        ErrorKind.STORE_RESET, "the watched store was created anew; start over"
-                    )
+                hub.check_open()
                 wake.clear()
                 if (entries := hub.tail.get(last + 1)) is not None:
                     while entries is not None:
