@@ -13,6 +13,7 @@ DECLARED_IN = (
     "penstock.consensus.sqlite",
     "penstock.consensus.statelog",
     "penstock.journal.publisher",
+    "penstock.journal.upkeep",
 )
 """Points are declared where they stand, and known once their module is imported."""
 
