@@ -49,6 +49,8 @@ _DEFAULTS: Mapping[str, str] = {
     # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    # A scan names its objects: to look them up takes less than a job with a task for each of them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
 }
 
 

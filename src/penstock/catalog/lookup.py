@@ -1,0 +1,58 @@
+"""What a recorded catalog says of one collection, for whoever reads or writes it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+
+from penstock.errors import UserError
+from penstock.model.schema import compiled
+from penstock.model.shape import Shape
+from penstock.model.spec import Catalog, CollectionSpec
+
+
+def find_collection(catalog: Catalog, name: str) -> CollectionSpec:
+    """The collection of this name; an error that helps if there is none."""
+    if (spec := catalog.collection(name)) is not None:
+        return spec
+    known = [collection.name for collection in catalog.collections]
+    near = difflib.get_close_matches(name, known, n=3)
+    listed = f"known: {', '.join(sorted(known)[:10])}" if known else "define it in the catalog"
+    raise UserError(
+        f"there is no collection {name}",
+        fix=f"did you mean {' or '.join(near)}?" if near else listed,
+    )
+
+
+def salt_of(spec: CollectionSpec, catalog: Catalog, given: str | None = None) -> bytes:
+    """What redacted values of a collection are hashed with.
+
+    Equal values are to have equal hashes however they came, so it is the salt of the tasks that
+    write to the collection, if they have one. A schema that hashes nothing needs none.
+    """
+    if not _hashes(compiled(spec.write_schema.text).shape):
+        return b""
+    written = {
+        capture.redact_salt
+        for capture in catalog.captures
+        if any(binding.target == spec.name for binding in capture.bindings)
+    }
+    if spec.derivation is not None:
+        written.add(spec.derivation.redact_salt)
+    salts = {given} if given else written - {None}
+    if len(salts) != 1:
+        raise UserError(
+            f"the schema of {spec.name} hashes values, and there is no salt to do it with"
+            if not salts
+            else f"the tasks that write to {spec.name} have different salts",
+            fix="give one in base64: --redact-salt, or PENSTOCK_REDACT_SALT",
+        )
+    try:
+        return base64.b64decode(str(salts.pop()), validate=True)
+    except binascii.Error:
+        raise UserError("the salt of redacted values is not base64") from None
+
+
+def _hashes(shape: Shape) -> bool:
+    return shape.redact == "sha256" or any(_hashes(below) for _, _, below in shape.children())

@@ -1,0 +1,351 @@
+"""SPARK: the committed documents of a collection as a DataFrame, at one revision.
+
+Which rows are committed is known from the records, so the question for each object is only whether
+Spark's own Parquet reader can read it, which is several times faster than any other way:
+
+    whole     every row is visible: nothing to compare. Nearly all objects of a healthy collection
+    partly    some rows are not committed or came twice, and (producer, clock) tells which: a filter
+    the rest  inline rows; runs that repeat themselves; objects of which the journal has forgotten
+              the first rows: Arrow batches, read in tasks by the code that `penstock read` uses
+
+Whole and partly visible objects are one read for each schema they were written under, however many
+they are. Planning starts no Spark job: schemas are given, footers are left to the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow
+from pyspark.sql import functions as f
+
+from penstock.errors import UserError
+from penstock.journal.blobs import BlobStore
+from penstock.journal.committed import VisibleRows
+from penstock.journal.frames import adapt_frame, frame_schema
+from penstock.journal.journals import Journals
+from penstock.journal.planning import Planner, Scanned
+from penstock.journal.rows import STAMPS, row_schema, stamp_names
+from penstock.journal.schemas import Schemas, layout
+from penstock.journal.selector import EVERYTHING, LabelSelector
+from penstock.journal.splits import Piece, Split, pieces, read_split, splits
+from penstock.journal.state import Blob, Fragment
+from penstock.model.columns import Column
+from penstock.model.runs import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.model.spec import CollectionSpec
+
+INTERVALS_MAX: Final = 200
+"""Intervals in one filter; an expression with many more costs more than it saves."""
+
+# --------------------------------------------------------------------------------------- planning
+
+Intervals = dict[int, list[tuple[int, int]]]
+"""Closed intervals of clocks by producer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeScan:
+    """Objects of one schema for Spark's reader; of `partly`, the rows that lie in `shown`."""
+
+    whole: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
+    shown: Intervals = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPlan:
+    """How to read a collection."""
+
+    native: Mapping[str, NativeScan]
+    """By the fingerprint of the schema."""
+    rest: tuple[Piece, ...]
+
+
+@dataclass(slots=True)
+class _Object:
+    """An object of the blob store, and what is visible of it."""
+
+    path: str
+    fragments: list[Fragment] = field(default_factory=list)
+    visible: list[VisibleRows] = field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        """Whether fragments account for every row: of a retained journal, the first may be lost."""
+        row = 0
+        for fragment in sorted(self.fragments, key=_row):
+            if _row(fragment) != row:
+                return False
+            row += fragment.rows
+        return True
+
+    @property
+    def whole(self) -> bool:
+        rows = sum(fragment.rows for fragment in self.fragments)
+        shown = sum(visible.run.rows for visible in self.visible)
+        return shown == rows and all(visible.whole for visible in self.visible)
+
+    def intervals(self) -> tuple[Intervals, Intervals]:
+        """The clocks of visible rows, and those of rows that must not be shown."""
+        shown: Intervals = {}
+        hidden: Intervals = {}
+        above: dict[tuple[int, Run], int] = {
+            (rows.fragment.begin, rows.run): rows.clock_gt for rows in self.visible
+        }
+        for fragment in self.fragments:
+            for run in fragment.runs:
+                limit = above.get((fragment.begin, run), run.clock_max)
+                if run.clock_min <= limit:
+                    _add(hidden, run, run.clock_min, min(limit, run.clock_max))
+                if limit < run.clock_max:
+                    _add(shown, run, max(run.clock_min, limit + 1), run.clock_max)
+        return shown, hidden
+
+
+def _row(fragment: Fragment) -> int:
+    assert isinstance(fragment.at, Blob)  # noqa: S101 - it is one of an object
+    return fragment.at.row
+
+
+def _add(to: Intervals, run: Run, low: int, high: int) -> None:
+    to.setdefault(int(run.producer), []).append((low, high))
+
+
+def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
+    """Sort the visible rows of journals by how they are best read."""
+    whole: dict[str, list[str]] = {}
+    partly: dict[str, list[_Object]] = {}
+    rest: list[VisibleRows] = []
+    for journal in scanned:
+        objects = _objects(journal)
+        rest += [rows for rows in journal.visible if not isinstance(rows.fragment.at, Blob)]
+        for each in objects.values():
+            if not native or not each.known or any(rows.running_max for rows in each.visible):
+                rest += each.visible
+            elif each.visible:
+                schema = each.fragments[0].schema
+                if each.whole:
+                    whole.setdefault(schema, []).append(each.path)
+                else:
+                    partly.setdefault(schema, []).append(each)
+    found: dict[str, NativeScan] = {}
+    for schema in sorted(whole.keys() | partly.keys()):
+        kept, shown = _filterable(partly.get(schema, []))
+        rest += [
+            rows
+            for each in partly.get(schema, [])
+            if each.path not in kept
+            for rows in each.visible
+        ]
+        found[schema] = NativeScan(
+            whole=tuple(whole.get(schema, ())), partly=tuple(kept), shown=shown
+        )
+    return ScanPlan(native=found, rest=tuple(pieces(rest)))
+
+
+def _objects(journal: Scanned) -> dict[str, _Object]:
+    objects: dict[str, _Object] = {}
+    for record in journal.records:
+        if isinstance(record, Fragment) and isinstance(record.at, Blob):
+            path = record.at.path
+            objects.setdefault(path, _Object(path)).fragments.append(record)
+    for rows in journal.visible:
+        if isinstance(rows.fragment.at, Blob):
+            objects[rows.fragment.at.path].visible.append(rows)
+    return objects
+
+
+def _filterable(objects: Sequence[_Object]) -> tuple[list[str], Intervals]:
+    """The objects that one filter of intervals can serve, and that filter.
+
+    It cannot serve one that hides a row which lies in what is shown of any of them: a document that
+    came twice, or, of a transaction over several journals, its rows in one that has no ACK yet.
+    Leaving such an object out leaves less to be shown, so what was asked of others still holds.
+    """
+    intervals = {each.path: each.intervals() for each in objects}
+    every = _merged(shown for shown, _ in intervals.values())
+    kept = [
+        path
+        for path, (_, hidden) in intervals.items()
+        if not any(
+            _overlaps(every.get(producer, []), low, high)
+            for producer, closed in hidden.items()
+            for low, high in closed
+        )
+    ]
+    shown = _merged(intervals[path][0] for path in kept)
+    if sum(map(len, shown.values())) > INTERVALS_MAX:
+        return [], {}
+    return kept, shown
+
+
+def _merged(all_of: Iterable[Intervals]) -> Intervals:
+    """The union of intervals: sorted, and apart from each other."""
+    union: Intervals = {}
+    for intervals in all_of:
+        for producer, closed in intervals.items():
+            union.setdefault(producer, []).extend(closed)
+    for producer, closed in union.items():
+        apart: list[tuple[int, int]] = []
+        for low, high in sorted(closed):
+            if apart and low <= apart[-1][1]:
+                apart[-1] = apart[-1][0], max(apart[-1][1], high)
+            else:
+                apart.append((low, high))
+        union[producer] = apart
+    return union
+
+
+def _overlaps(apart: Sequence[tuple[int, int]], low: int, high: int) -> bool:
+    at = bisect_right(apart, high, key=lambda interval: interval[0]) - 1
+    return at >= 0 and apart[at][1] >= low
+
+
+# ---------------------------------------------------------------------------------------- frames
+
+
+async def read_collection(
+    spark: SparkSession,
+    journals: Journals,
+    blobs: BlobStore,
+    schemas: Schemas,
+    collection: CollectionSpec,
+    *,
+    selector: LabelSelector = EVERYTHING,
+    columns: Sequence[str] | None = None,
+    meta: bool = False,
+) -> DataFrame:
+    """What is committed to a collection now, in the layout of its read schema.
+
+    `columns` are top-level columns, all by default; with `meta`, the stamp of each document follows
+    (`_clock`, `_producer`, `_flags`). The rows have no order.
+    """
+    planner = Planner(journals=journals, blobs=blobs, schemas=schemas)
+    root = spark_root(blobs)
+    plan = plan_scan(await planner.scan(collection.name, selector), native=root is not None)
+    layouts = {name: await schemas.layout(name) for name in plan.native}
+    layouts |= await planner.layouts(plan.rest)
+    wanted = layout(collection.read_schema.text)
+    return await asyncio.to_thread(
+        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=columns, meta=meta)
+    )
+
+
+def scan_frame(
+    spark: SparkSession,
+    blobs: BlobStore,
+    plan: ScanPlan,
+    layouts: Mapping[str, Column],
+    wanted: Column,
+    *,
+    columns: Sequence[str] | None = None,
+    meta: bool = False,
+) -> DataFrame:
+    """The rows of a plan. Nothing is read until somebody asks for them."""
+    names = _names(wanted, columns, meta=meta)
+    frames = list(_native_frames(spark, spark_root(blobs), plan.native, layouts, wanted))
+    if plan.rest or not frames:
+        frames.append(_arrow_frame(spark, blobs, splits(plan.rest, layouts), wanted))
+    united = reduce(type(frames[0]).union, frames)
+    return united.select(*map(_column, names))
+
+
+def _names(wanted: Column, columns: Sequence[str] | None, *, meta: bool) -> list[str]:
+    known = row_schema(wanted).names
+    documents, stamps = known[:-STAMPS], known[-STAMPS:]
+    for name in columns or ():
+        if name not in documents:
+            raise UserError(
+                f"there is no column {name}", fix=f"one of {', '.join(map(str, documents))}"
+            )
+    return [*(documents if columns is None else columns), *(stamps if meta else ())]
+
+
+def _column(name: str) -> SparkColumn:
+    """A column by its name, whatever is in it."""
+    return f.col("`{}`".format(name.replace("`", "``")))
+
+
+def spark_root(blobs: BlobStore) -> str | None:
+    """The blob store as Spark's file systems call it; None where they lack what its URL says.
+
+    An object store needs a connector that Spark does not come with, and credentials of its own.
+    """
+    url = urlsplit(blobs.url_of(""))
+    match url.scheme:
+        case "file":
+            return f"file://{unquote(url.path)}"
+        case "hdfs" | "viewfs":
+            return url.geturl()
+        case _:
+            return None
+
+
+def _native_frames(
+    spark: SparkSession,
+    root: str | None,
+    native: Mapping[str, NativeScan],
+    layouts: Mapping[str, Column],
+    wanted: Column,
+) -> Iterator[DataFrame]:
+    for schema, scan in native.items():
+        written = layouts[schema]
+        if scan.whole:
+            yield adapt_frame(_parquet(spark, root, scan.whole, written), written, wanted)
+        if scan.partly:
+            frame = _parquet(spark, root, scan.partly, written).where(_shown(scan.shown, written))
+            yield adapt_frame(frame, written, wanted)
+
+
+def _parquet(
+    spark: SparkSession, root: str | None, paths: Sequence[str], written: Column
+) -> DataFrame:
+    """Objects by name: nothing is inferred from them, nor from their paths."""
+    return (
+        spark.read.schema(frame_schema(written))
+        .option("recursiveFileLookup", "true")  # field=value in a path is no column
+        .option("__globPaths__", "false")  # and [a] is no pattern
+        .parquet(*(f"{root}{path}" for path in paths))
+    )
+
+
+def _shown(shown: Intervals, written: Column) -> SparkColumn:
+    names = stamp_names(written)
+    clock, producer = _column(names.clock), _column(names.producer)
+    return reduce(
+        or_,
+        (
+            (producer == f.lit(of)) & reduce(or_, (clock.between(*each) for each in closed))
+            for of, closed in sorted(shown.items())
+        ),
+    )
+
+
+def _arrow_frame(
+    spark: SparkSession, blobs: BlobStore, all_splits: Sequence[Split], wanted: Column
+) -> DataFrame:
+    """A task for each split, which reads it by Arrow."""
+    shared = spark.sparkContext.broadcast(all_splits)
+    schema = row_schema(wanted)
+
+    def read(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_numpy():
+                for rows in read_split(blobs, shared.value[int(number)], wanted):
+                    yield rows if rows.schema.equals(schema) else rows.cast(schema)
+
+    count = len(all_splits)
+    numbers = spark.range(0, count, 1, numPartitions=max(1, count))
+    return numbers.mapInArrow(read, frame_schema(wanted))

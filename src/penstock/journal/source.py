@@ -1,0 +1,349 @@
+"""SPARK: `format("penstock")`, the committed documents of a collection for plain Spark users.
+
+    spark.read.format("penstock").option("collection", "acme/orders").load()
+    spark.readStream.format("penstock").option("collection", "acme/orders").load()
+
+Nothing has to be registered: Spark looks for sources in packages whose name begins with `pyspark_`,
+and finds `pyspark_penstock`. Options:
+
+    collection          its name
+    data, consensus,    where it is, as on the command line; PENSTOCK_… variables count as well
+      blob
+    selector            journals by their labels: region=eu
+    startingOffsets     earliest (default), latest, or a revision: commits of it and later ones;
+                        streams only, and only for their first batch
+    maxRowsPerTrigger   so many documents per batch, but never part of a revision
+    meta                true: with the columns _clock, _producer and _flags
+
+A schema that is given with `.schema(…)` names the columns to read; others are left alone. **Filters
+are not pushed down:** Spark 4.3 keeps a reader, and with it the filters of one query, for later
+queries of the same DataFrame. Use `selector` to leave out partitions.
+
+**Streams.** An offset is a `timeline.Position`: the revision, and for each journal the offset up to
+which commits were delivered. It alone decides what a batch holds: no matter how often a batch is
+planned, by whom, or what compaction did meanwhile, it has the same documents. Spark keeps one
+planning process for a stream; there a thread follows the journals, so a trigger costs a look at
+what is known and not a listing.
+
+Planning says where rows are as of now. An object that compaction replaces after that stays for the
+grace period of garbage collection, which is longer than a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.consensus.open import open_consensus
+from penstock.errors import UsageError, UserError
+from penstock.journal.blobs import open_blobs
+from penstock.journal.follower import Follower
+from penstock.journal.frames import frame_schema
+from penstock.journal.journals import Journals
+from penstock.journal.planning import Planner
+from penstock.journal.rows import STAMPS, row_schema
+from penstock.journal.schemas import Schemas, layout
+from penstock.journal.selector import LabelSelector
+from penstock.journal.splits import Split, pieces, read_split
+from penstock.journal.timeline import BEGIN, Position
+from penstock.model.columns import Column
+from penstock.native.types import spark_schema
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+    from penstock.model.spec import CollectionSpec
+
+IDLE_S: Final = 0.2
+"""How long a trigger waits for something new before it says that there is nothing."""
+
+_OPTIONS: Final = (
+    *("collection", "data", "consensus", "blob", "selector"),
+    *("startingoffsets", "maxrowspertrigger", "meta"),
+)
+
+# ---------------------------------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a person asked for, apart from where it is."""
+
+    collection: str
+    selector: LabelSelector
+    starting: str | int
+    """`earliest`, `latest`, or a revision."""
+    rows_max: int | None
+    meta: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """The options of a read; names are compared without regard to case, as Spark does."""
+        given = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(given.keys() - set(_OPTIONS) - {"path"}):
+            raise UsageError(
+                f"the penstock source has no option {unknown[0]}",
+                fix=f"one of {', '.join(_OPTIONS)}",
+            )
+        collection = given.get("collection") or given.get("path")
+        if not collection:
+            raise UsageError(
+                "the penstock source was not told what to read",
+                fix='for example .option("collection", "acme/orders")',
+            )
+        starting = given.get("startingoffsets", "earliest").removeprefix("revision=")
+        if starting not in ("earliest", "latest") and not starting.isdecimal():
+            raise UsageError(
+                f"startingOffsets {starting!r} is no place to begin",
+                fix="earliest, latest, or a revision of the store: 120",
+            )
+        return cls(
+            collection=collection,
+            selector=LabelSelector.parse(given.get("selector", "")),
+            starting=int(starting) if starting.isdecimal() else starting,
+            rows_max=_positive(given.get("maxrowspertrigger"), "maxRowsPerTrigger"),
+            meta=_flag(given.get("meta", "false"), "meta"),
+        )
+
+
+def _positive(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise UsageError(f"{option} {text!r} is not a positive number")
+    return int(text)
+
+
+def _flag(text: str, option: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{option} {text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a collection is."""
+
+    consensus: str
+    blob: str
+
+
+class CollectionSource(DataSource):
+    """The data source, but for where things are and what the catalog says (`pyspark_penstock`)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    @abstractmethod
+    def place(self) -> Place:
+        """The stores that the options and the environment name."""
+
+    @abstractmethod
+    async def find(self, store: Consensus, collection: str) -> CollectionSpec:
+        """The collection as the recorded catalog has it."""
+
+    def schema(self) -> StructType:
+        return asyncio.run(self._schema())
+
+    async def _schema(self) -> StructType:
+        async with self.opened() as opened:
+            return opened.schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _BatchReader(self, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        return _StreamReader(self, schema)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[_Opened]:
+        """Everything that planning needs, until the block ends."""
+        place, options = self.place(), SourceOptions.parse(self.options)
+        store = await open_consensus(place.consensus)
+        try:
+            spec = await self.find(store, options.collection)
+            blobs = open_blobs(place.blob)
+            yield _Opened(
+                planner=Planner(journals=Journals(store), blobs=blobs, schemas=Schemas(store)),
+                options=options,
+                blob=place.blob,
+                root=layout(spec.read_schema.text),
+            )
+        finally:
+            await store.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """What planning works with."""
+
+    planner: Planner
+    options: SourceOptions
+    blob: str
+    root: Column
+    """The layout to read under."""
+
+    @property
+    def schema(self) -> StructType:
+        return frame_schema(self.root) if self.options.meta else spark_schema(self.root)
+
+    def partitions(self, splits: Iterable[Split], asked: StructType) -> list[InputPartition]:
+        """Splits as Spark hands them to tasks, with the columns that were asked for."""
+        known = {field.name: field.dataType for field in frame_schema(self.root).fields}
+        for field in asked.fields:
+            if (have := known.get(field.name)) != field.dataType:
+                raise UserError(
+                    f"{self.options.collection} has no column {field.name} "
+                    f"of type {field.dataType.simpleString()}",
+                    why=f"it is {have.simpleString()}" if have else "there is none of that name",
+                    fix="leave the schema to the source; start the query anew if it has changed",
+                )
+        return [
+            _SplitPartition(split=split, blob=self.blob, root=self.root, columns=tuple(asked.names))
+            for split in splits
+        ]
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+class _SplitPartition(InputPartition):
+    """One task's work, with all that it needs to know."""
+
+    def __init__(self, *, split: Split, blob: str, root: Column, columns: tuple[str, ...]) -> None:
+        self.split = split
+        self.blob = blob
+        self.root = root
+        self.columns = columns
+
+
+def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a partition, in its columns."""
+    assert isinstance(partition, _SplitPartition)  # noqa: S101 - Spark hands back what it got
+    stamps = row_schema(partition.root).names[-STAMPS:]
+    documents = [name for name in partition.columns if name not in stamps]
+    blobs = open_blobs(partition.blob)
+    schema = pyarrow.schema([row_schema(partition.root).field(name) for name in partition.columns])
+    for batch in read_split(blobs, partition.split, partition.root, columns=documents):
+        rows: Any = batch.select(list(partition.columns))
+        yield rows if rows.schema.equals(schema) else rows.cast(schema)
+
+
+# ------------------------------------------------------------------------------------------ batch
+
+
+class _BatchReader(DataSourceReader):
+    """Everything that is committed when the query is planned."""
+
+    def __init__(self, source: CollectionSource, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return asyncio.run(self._plan())
+
+    async def _plan(self) -> list[InputPartition]:
+        async with self._source.opened() as opened:
+            planner, options = opened.planner, opened.options
+            scanned = await planner.scan(options.collection, options.selector)
+            found = list(pieces(rows for journal in scanned for rows in journal.visible))
+            return opened.partitions(await planner.splits(found), self._schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return _read(partition)
+
+
+# ----------------------------------------------------------------------------------------- stream
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream in its planning process. Made for every batch as well, so making it is free."""
+
+    def __init__(self, source: CollectionSource, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
+        self._options = SourceOptions.parse(source.options)
+        self._until: int | None = None
+        self._follower: Follower | None = None
+        self._opened: _Opened | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_follower": None, "_opened": None}
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
+        match self._options.starting:
+            case "earliest":
+                return BEGIN.to_json()
+            case "latest":
+                return self._following().cut(BEGIN).to_json()
+            case revision:
+                return self._following().cut(BEGIN, before=int(revision)).to_json()
+
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: dict[str, object], limit: ReadLimit
+    ) -> dict[str, object]:
+        end = self._following().cut(
+            Position.of_json(start),
+            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+            before=self._until,
+            idle_s=IDLE_S if self._until is None else 0.0,
+        )
+        return end.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        rows_max = self._options.rows_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
+        return self._following().latest().to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        self._until = self._following().now() + 1
+
+    def partitions(
+        self, start: dict[str, object], end: dict[str, object]
+    ) -> Sequence[InputPartition]:
+        found = self._following().plan(Position.of_json(start), Position.of_json(end))
+        assert self._opened is not None  # noqa: S101 - by the follower
+        return self._opened.partitions(found, self._schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return _read(partition)
+
+    def commit(self, end: dict[str, object]) -> None:
+        self._following().forget(Position.of_json(end))
+
+    def stop(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+
+    def _following(self) -> Follower:
+        if self._follower is None:
+            options = self._options
+            self._follower = Follower(self._open, options.collection, options.selector)
+        return self._follower
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Planner]:
+        async with self._source.opened() as opened:
+            self._opened = opened
+            yield opened.planner
