@@ -5,21 +5,28 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+from collections.abc import Iterable
 
-from penstock.errors import UserError
+from penstock.errors import UsageError, UserError
 from penstock.model.schema import compiled
 from penstock.model.shape import Shape
 from penstock.model.spec import Catalog, CollectionSpec
 
 
 def find_collection(catalog: Catalog, name: str) -> CollectionSpec:
-    """The collection of this name; an error that helps if there is none."""
-    if (spec := catalog.collection(name)) is not None:
-        return spec
-    known = [collection.name for collection in catalog.collections]
-    near = difflib.get_close_matches(name, known, n=3)
-    listed = f"known: {', '.join(sorted(known)[:10])}" if known else "define it in the catalog"
-    raise UserError(
+    """The collection of this name, which must be there."""
+    spec = catalog.collection(name)
+    if spec is None:
+        raise unknown_collection(name, [known.name for known in catalog.collections])
+    return spec
+
+
+def unknown_collection(name: str, known: Iterable[str]) -> UserError:
+    """There is no such collection; perhaps one of these was meant."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3)
+    listed = f"known: {', '.join(names[:10])}" if names else "define it in the catalog"
+    return UserError(
         f"there is no collection {name}",
         fix=f"did you mean {' or '.join(near)}?" if near else listed,
     )
@@ -42,7 +49,7 @@ def salt_of(spec: CollectionSpec, catalog: Catalog, given: str | None = None) ->
         written.add(spec.derivation.redact_salt)
     salts = {given} if given else written - {None}
     if len(salts) != 1:
-        raise UserError(
+        raise UsageError(
             f"the schema of {spec.name} hashes values, and there is no salt to do it with"
             if not salts
             else f"the tasks that write to {spec.name} have different salts",
@@ -51,7 +58,7 @@ def salt_of(spec: CollectionSpec, catalog: Catalog, given: str | None = None) ->
     try:
         return base64.b64decode(str(salts.pop()), validate=True)
     except binascii.Error:
-        raise UserError("the salt of redacted values is not base64") from None
+        raise UsageError("the salt of redacted values is not base64") from None
 
 
 def _hashes(shape: Shape) -> bool:

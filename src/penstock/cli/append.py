@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import dataclasses
 import os
@@ -18,7 +16,7 @@ import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stores import opened
-from penstock.errors import UsageError, UserError
+from penstock.errors import UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
     from penstock.journal.publisher import Publisher
     from penstock.journal.transaction import Intents
     from penstock.model.clock import Clock
-    from penstock.model.shape import Shape
-    from penstock.model.spec import Catalog, CollectionSpec
+    from penstock.model.spec import Catalog
 
 REFUSALS_SHOWN: Final = 20
 """Bad documents that are named; without --skip-invalid, reading ends there."""
@@ -96,6 +93,7 @@ async def _append(
     settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
 ) -> Result:
     from penstock.catalog.intake import Intake
+    from penstock.catalog.lookup import find_collection, salt_of
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.publisher import Mapped, Publisher
@@ -105,11 +103,9 @@ async def _append(
 
     async with opened(settings, create=bool(settings.catalog)) as store:
         catalog = await current_catalog(store, settings)
-        spec = catalog.collection(name)
-        if spec is None:
-            raise unknown_collection(name, [known.name for known in catalog.collections])
+        spec = find_collection(catalog, name)
         schema = compiled(spec.write_schema.text)
-        intake = Intake(schema, salt=_salt(redact_salt, spec, catalog))
+        intake = Intake(schema, salt=salt_of(spec, catalog, redact_salt))
         journals = Journals(store)
         publisher = Publisher(
             journals,
@@ -240,53 +236,6 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
         given = load_catalog(settings.catalog, environ=None)
         await desired.apply(store, given, check=fits_documents(store))
     return await desired.load(store)
-
-
-def unknown_collection(name: str, known: list[str]) -> UserError:
-    """There is no such collection; perhaps one of these was meant."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=3)
-    listed = f"known: {', '.join(sorted(known)[:10])}" if known else "define it in the catalog"
-    return UserError(
-        f"there is no collection {name}",
-        fix=f"did you mean {' or '.join(near)}?" if near else listed,
-    )
-
-
-def _salt(given: str | None, spec: CollectionSpec, catalog: Catalog) -> bytes:
-    """What redacted values of a collection are hashed with.
-
-    Equal values are to have equal hashes however they came, so it is the salt of the tasks that
-    write to the collection, if they have one. A schema that hashes nothing needs none.
-    """
-    from penstock.model.schema import compiled
-
-    if not _hashes(compiled(spec.write_schema.text).shape):
-        return b""
-    written = {
-        capture.redact_salt
-        for capture in catalog.captures
-        if any(binding.target == spec.name for binding in capture.bindings)
-    }
-    if spec.derivation is not None:
-        written.add(spec.derivation.redact_salt)
-    salts = {given} if given else written - {None}
-    if len(salts) != 1:
-        raise UsageError(
-            f"the schema of {spec.name} hashes values, and there is no salt to do it with"
-            if not salts
-            else f"the tasks that write to {spec.name} have different salts",
-            fix="give one in base64: --redact-salt, or PENSTOCK_REDACT_SALT",
-        )
-    try:
-        return base64.b64decode(str(salts.pop()), validate=True)
-    except binascii.Error:
-        raise UsageError("the salt of redacted values is not base64") from None
-
-
-def _hashes(shape: Shape) -> bool:
-    return shape.redact == "sha256" or any(_hashes(below) for _, _, below in shape.children())
 
 
 def _now() -> Clock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.append import current_catalog, unknown_collection
+from penstock.cli.append import current_catalog
 from penstock.cli.stores import opened
 from penstock.settings import Settings
 
@@ -126,6 +126,7 @@ async def _check_known(
 ) -> None:
     """A collection without documents is empty; one that nobody knows is a mistake."""
     from penstock.catalog.desired import NothingApplied
+    from penstock.catalog.lookup import unknown_collection
 
     try:
         known = {spec.name for spec in (await current_catalog(store, settings)).collections}
@@ -134,4 +135,4 @@ async def _check_known(
     if collection in known or await journals.list(collection):
         return
     known |= {journal.state.collection for journal in await journals.list()}
-    raise unknown_collection(collection, sorted(known))
+    raise unknown_collection(collection, known)
