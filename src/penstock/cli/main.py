@@ -11,9 +11,11 @@ from penstock.cli import (
     apply,
     bench,
     check,
+    compact,
     demo,
     doctor,
     fragments,
+    gc,
     init,
     journals,
     list_failpoints,
@@ -60,6 +62,8 @@ register(app, read.read)
 register(app, journals.journals)
 register(app, fragments.fragments)
 register(app, demo.demo)
+register(app, compact.compact)
+register(app, gc.gc)
 register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)

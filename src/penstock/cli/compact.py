@@ -1,0 +1,75 @@
+"""`penstock compact`: small fragments into large objects, old records into pages."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.frame import print_json, stdout
+from penstock.cli.gc import progress_bar
+from penstock.cli.stores import opened
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.journal.upkeep import Compacted, CompactionOptions
+
+
+def compact(
+    settings: Settings,
+    collection: Annotated[
+        str | None, typer.Argument(help="One collection; all by default.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str, typer.Option("--target", help="Objects grow up to this size.")
+    ] = "128MiB",
+    inputs: Annotated[
+        int,
+        typer.Option("--inputs", min=2, help="Rewrite so many small neighbours together, or more."),
+    ] = 2,
+) -> None:
+    """Rewrite small neighbouring fragments as one object each; readers and writers go on.
+
+    What was replaced is left to penstock gc.
+
+    Example: penstock compact acme/orders
+    """
+    from penstock.cli.persistd import size
+    from penstock.journal.upkeep import CompactionOptions
+
+    options = CompactionOptions(target_bytes=size(target, "--target"), inputs_min=inputs)
+    done = asyncio.run(_compact(settings, collection, options))
+    if settings.json:
+        print_json(dataclasses.asdict(done))
+    elif not done.objects and not done.pages:
+        stdout.print("nothing to compact")
+    else:
+        pages = f", {done.pages:,} pages of records" if done.pages else ""
+        stdout.print(
+            f"{done.fragments:,} fragments of {done.journals:,} journals are now "
+            f"{done.objects:,} objects: {done.rows:,} documents, "
+            f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after{pages}",
+            markup=False,
+        )
+
+
+async def _compact(
+    settings: Settings, collection: str | None, options: CompactionOptions
+) -> Compacted:
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.journals import Journals
+    from penstock.journal.schemas import Schemas
+    from penstock.journal.upkeep import compact_all
+
+    async with opened(settings) as store:
+        with progress_bar("journals") as progress:
+            return await compact_all(
+                Journals(store),
+                open_blobs(settings.blob),
+                Schemas(store),
+                collection,
+                options=options,
+                progress=progress,
+            )

@@ -1,0 +1,109 @@
+"""`penstock compact` and `penstock gc`, as people run them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+CATALOG = """
+collections:
+  acme/orders:
+    key: [/id]
+    schema:
+      type: object
+      required: [id]
+      properties: {id: {type: integer}, text: {type: string}}
+"""
+
+
+def penstock(*arguments: str, cwd: Path, stdin: str | None = None) -> Result:
+    with contextlib.chdir(cwd):
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A collection of five appends, each an object of its own."""
+    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    assert penstock("apply", "catalog.yaml", cwd=tmp_path).exit_code == 0
+    for n in range(5):
+        document = json.dumps({"id": n, "text": secrets.token_hex(4096)})
+        assert penstock("append", "acme/orders", cwd=tmp_path, stdin=document).exit_code == 0
+    return tmp_path
+
+
+def objects(here: Path) -> list[Path]:
+    return sorted((here / ".penstock/blobs/acme").rglob("*.parquet"))
+
+
+def read(here: Path) -> list[int]:
+    lines = penstock("read", "acme/orders", cwd=here).stdout.splitlines()
+    return [json.loads(line)["id"] for line in lines]
+
+
+def age(*files: Path, hours: int) -> None:
+    for file in files:
+        then = time.time() - hours * 3600
+        os.utime(file, (then, then))
+
+
+def test_fragments_are_compacted_and_what_they_were_is_collected_a_day_later(here: Path) -> None:
+    done = penstock("compact", "acme/orders", "--json", cwd=here)
+    assert done.exit_code == 0, done.output
+    counts = json.loads(done.stdout)
+    assert (counts["objects"], counts["fragments"], counts["rows"]) == (1, 5, 5)
+    assert penstock("compact", cwd=here).stdout == "nothing to compact\n"
+    assert penstock("gc", cwd=here).stderr == "removed 0 of 6 objects, 0 bytes\n"
+    age(*objects(here), *(here / ".penstock/blobs/=replaced").iterdir(), hours=25)
+    dry = json.loads(penstock("gc", "--dry-run", "--json", cwd=here).stdout)
+    assert (dry["listed"], dry["deleted"], len(dry["garbage"])) == (6, 0, 5)
+    gone = penstock("gc", cwd=here)
+    assert gone.stdout.splitlines() == sorted(dry["garbage"])
+    assert gone.stderr == f"removed 5 of 6 objects, {dry['bytes']:,} bytes\n"
+    assert len(objects(here)) == 1
+    assert read(here) == list(range(5))
+
+
+def test_people_are_told_what_compaction_did(here: Path) -> None:
+    told = penstock("compact", cwd=here).stdout
+    assert told.startswith("5 fragments of 1 journals are now 1 objects: 5 documents, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        pytest.param(["gc", "--grace", "30m"], "too short", id="a grace period writers outlast"),
+        pytest.param(["gc", "--grace", "2"], "unit", id="a duration without a unit"),
+        pytest.param(["compact", "--target", "big"], "unit", id="a size without a unit"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(here: Path, arguments: list[str], what: str) -> None:
+    refused = penstock(*arguments, cwd=here)
+    assert refused.exit_code == 2
+    assert what in refused.stderr
+
+
+def test_a_blob_store_of_somebody_else_is_left_alone(here: Path, tmp_path: Path) -> None:
+    age(*objects(here), hours=48)
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert penstock("apply", "catalog.yaml", "--consensus", other, cwd=here).exit_code == 0
+    refused = penstock("gc", "--consensus", other, cwd=here)
+    assert refused.exit_code == 1
+    assert "not that of these journals" in refused.stderr
+    assert len(objects(here)) == 5
+
+
+def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
+    for command in ("compact", "gc"):
+        assert penstock(command, cwd=tmp_path).exit_code == 1
+    assert not (tmp_path / ".penstock").exists()
