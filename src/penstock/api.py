@@ -1,0 +1,225 @@
+"""Penstock from Python: what `penstock.open` returns.
+
+    with penstock.open(data="./.penstock") as p:
+        p.apply("catalog.yaml")
+        p.append("acme/orders", [{"id": 1, "total": 9.5}])
+        p.read("acme/orders").show()
+
+Calls block. The stores live on an event loop in a thread of its own, so an open `Penstock` may be
+used from any thread, a notebook's too. Spark starts with the first call that needs it, and it is
+left running: there is one per process, and others may use it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from penstock.catalog import desired
+from penstock.catalog.build import load_catalog
+from penstock.catalog.desired import Applied
+from penstock.catalog.evolution import fits_documents
+from penstock.catalog.intake import Intake
+from penstock.catalog.lookup import find_collection, salt_of
+from penstock.consensus.open import open_consensus
+from penstock.engine import EngineOptions, open_spark
+from penstock.errors import UserError
+from penstock.journal.blobs import open_blobs
+from penstock.journal.follower import LoopThread
+from penstock.journal.journals import Journal, Journals
+from penstock.journal.publisher import Mapped, Publisher
+from penstock.journal.schemas import Schemas
+from penstock.journal.selector import LabelSelector
+from penstock.model.clock import Clock, Producer, from_unix
+from penstock.model.schema import compiled
+from penstock.model.spec import CollectionSpec
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.consensus.store import Consensus
+
+REFUSALS_SHOWN: Final = 20
+"""Bad documents that an error names."""
+
+
+def open(  # noqa: A001 - it is called as penstock.open
+    data: str | Path | None = None,
+    *,
+    consensus: str | None = None,
+    blob: str | None = None,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Penstock:
+    """Open a deployment: a data directory, or the stores it consists of.
+
+    What is not given comes from PENSTOCK_… variables, a penstock.toml here, or the default, as on
+    the command line. A SQLite store that does not exist is made.
+    """
+    flags = {
+        "data": None if data is None else Path(data),
+        "consensus": consensus,
+        "blob": blob,
+        "master": master,
+        "conf": conf,
+    }
+    return Penstock(Settings.resolve(flags, os.environ))
+
+
+class Penstock:
+    """An open deployment. Close it, or use it in a `with` block."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._blobs = open_blobs(settings.blob)
+        self._thread = LoopThread("penstock")
+        try:
+            self._store: Consensus = self._thread.run(open_consensus(settings.consensus))
+        except BaseException:
+            self._thread.close()
+            raise
+        self._journals = Journals(self._store)
+        self._schemas = Schemas(self._store)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the stores; once is enough. Spark goes on."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._thread.run(self._store.close())
+            finally:
+                self._thread.close()
+
+    @property
+    def spark(self) -> SparkSession:
+        """The process's SparkSession, started if there is none."""
+        return open_spark(EngineOptions(master=self._settings.master, conf=self._settings.conf))
+
+    def apply(self, *catalogs: str | Path) -> Applied:
+        """Check catalogs and record them as what shall run here; what they leave out is removed."""
+        given = load_catalog([Path(path) for path in catalogs], environ=os.environ)
+        check = fits_documents(self._store)
+        return self._thread.run(desired.apply(self._store, given, check=check))
+
+    def append(self, collection: str, documents: Iterable[Mapping[str, Any]]) -> int:
+        """Append documents as one transaction, and return how many they were.
+
+        If one does not fit the collection's schema, nothing is appended.
+        """
+        return self._thread.run(self._append(collection, documents))
+
+    def read(
+        self,
+        collection: str,
+        *,
+        selector: str = "",
+        columns: Sequence[str] | None = None,
+        meta: bool = False,
+    ) -> DataFrame:
+        """The documents that are committed now, as a DataFrame without order.
+
+        `selector` chooses journals by their labels (region=eu), `columns` top-level columns; with
+        `meta`, each document has its clock, producer and flags. Members that the schema does not
+        name are JSON text in the map `_x`.
+        """
+        from penstock.journal.scan import read_collection
+
+        spark, chosen = self.spark, LabelSelector.parse(selector)
+
+        async def read() -> DataFrame:
+            return await read_collection(
+                spark,
+                self._journals,
+                self._blobs,
+                self._schemas,
+                await self._find(collection),
+                selector=chosen,
+                columns=columns,
+                meta=meta,
+            )
+
+        return self._thread.run(read())
+
+    def journals(self, collection: str | None = None, *, selector: str = "") -> tuple[Journal, ...]:
+        """The journals of a collection, or of all, as of one revision."""
+        return self._thread.run(self._journals.list(collection, LabelSelector.parse(selector)))
+
+    # ----------------------------------------------------------------------------------- details
+
+    async def _find(self, name: str) -> CollectionSpec:
+        return find_collection(await desired.load(self._store), name)
+
+    async def _append(self, name: str, documents: Iterable[Mapping[str, Any]]) -> int:
+        catalog = await desired.load(self._store)
+        spec = find_collection(catalog, name)
+        salt = salt_of(spec, catalog)
+        publisher = Publisher(
+            self._journals,
+            self._blobs,
+            self._schemas,
+            [Mapped(spec=spec)],
+            producer=Producer.from_random(os.urandom(6)),
+            now=_now,
+        )
+        intake = Intake(compiled(spec.write_schema.text), salt=salt)
+        try:
+            for chunk in _checked(intake, documents, name):
+                await publisher.publish(0, chunk)
+            await publisher.commit_now()
+        except BaseException:
+            await publisher.abort()
+            raise
+        return publisher.count(0).documents
+
+
+def _checked(
+    intake: Intake, documents: Iterable[Mapping[str, Any]], collection: str
+) -> Iterator[pyarrow.RecordBatch]:
+    """Documents as columns; at the end, an error that names those that do not fit."""
+    wrong: list[str] = []
+    for chunk in intake.read(io.BytesIO(_lines(documents)), "document"):
+        wrong += [refused.render() for refused in chunk.refused]
+        if chunk.documents is not None and not wrong:
+            yield chunk.documents
+    if wrong:
+        raise UserError(
+            f"nothing was appended: {len(wrong)} of the documents do not fit the schema "
+            f"of {collection}",
+            why="\n        ".join(wrong[:REFUSALS_SHOWN]),
+        )
+
+
+def _lines(documents: Iterable[Mapping[str, Any]]) -> bytes:
+    """Documents as what is validated: JSON lines, the first of which is document 1."""
+    try:
+        return b"".join(
+            json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            for document in documents
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError("nothing was appended: a document is not JSON", why=str(error)) from None
+
+
+def _now() -> Clock:
+    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
+    return from_unix(seconds, nanos)
