@@ -3,8 +3,6 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.consensus.store import (
     Determinate,
@@ -12,7 +10,6 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
     cause_chain,
-    mask_url,
 )
 
 FINAL = {
@@ -23,48 +20,6 @@ FINAL = {
     ErrorKind.PERMISSION_DENIED,
     ErrorKind.STORE_RESET,
 }
-
-
-@pytest.mark.parametrize(
-    ("url", "masked"),
-    [
-        pytest.param("memory:", "memory:", id="nothing to hide"),
-        pytest.param("sqlite:////var/p.db", "sqlite:////var/p.db", id="a path"),
-        pytest.param(
-            "postgresql://u:pw@h:5432/d", "postgresql://u:<redacted>@h:5432/d", id="a password"
-        ),
-        pytest.param("postgresql://u@h/d", "postgresql://u@h/d", id="a user without password"),
-        pytest.param(
-            "postgresql://u:p@s/w@h/d", "postgresql://u:<redacted>@h/d", id="@ and / unescaped"
-        ),
-        pytest.param("postgresql://u:p?w@h/d", "postgresql://u:<redacted>@h/d", id="? unescaped"),
-        pytest.param(
-            "postgresql://h:1/d?password=pw&sslmode=require",
-            "postgresql://h:1/d?password=<redacted>&sslmode=require",
-            id="a password as an option",
-        ),
-        pytest.param(
-            "grpc://h:1?Token=abc&tls=on&sslkey=k",
-            "grpc://h:1?Token=<redacted>&tls=on&sslkey=<redacted>",
-            id="names that sound secret",
-        ),
-        pytest.param("u:pw@h", "u:<redacted>@h", id="no scheme at all"),
-        pytest.param(
-            "postgresql://h:1/d?application_name=me@x",
-            "postgresql://h:<redacted>@x",
-            id="@ in an option: too much is better than too little",
-        ),
-    ],
-)
-def test_masking_hides_secrets_and_nothing_else(url: str, masked: str) -> None:
-    assert mask_url(url) == masked
-
-
-@given(st.text(alphabet="ab:@/?#%&= ", min_size=1, max_size=12))
-def test_no_password_survives_masking(noise: str) -> None:
-    word = "hunter2"
-    for password in (word + noise, noise + word, noise + word + noise):
-        assert word not in mask_url(f"postgresql://user:{password}@host:5432/db")
 
 
 def test_the_chain_of_causes_is_one_line_with_codes() -> None:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.consensus.backend import Backend, PoolOptions
-from penstock.consensus.store import Consensus, ConsensusError, mask_url
+from penstock.consensus.store import Consensus, ConsensusError
 from penstock.errors import Unavailable, UsageError
+from penstock.servicekit.secrets import mask_url
 
 if TYPE_CHECKING:
     from penstock.consensus.committer.client import RpcOptions

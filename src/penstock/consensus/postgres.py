@@ -67,10 +67,10 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
     cause_chain,
-    mask_url,
 )
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.failpoints import declare, hit
+from penstock.servicekit.secrets import mask_url
 
 T = TypeVar("T")
 

@@ -42,7 +42,6 @@ reaches caches and subscribers.
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -446,28 +445,3 @@ def check_all(
     if size > ATOMIC_BYTES_MAX:
         what = f"the atomic batch has {size} bytes, {ATOMIC_BYTES_MAX} is the limit"
         raise Determinate(ErrorKind.TOO_LARGE, what)
-
-
-# -------------------------------------------------------------------------------------- secrets
-
-_SECRET_PARAMETER = re.compile(
-    r"(?P<name>[^?&=]*(?:pass|token|secret|key)[^?&=]*)=[^&]*", re.IGNORECASE
-)
-
-
-def mask_url(url: str) -> str:
-    """`url` for people: without its password and without query values that sound secret.
-
-    Host, database and options stay: a wrong URL is the common mistake. Must hold for malformed
-    URLs too, which is where a password ends up in an error: whatever stands before the last `@`
-    is taken for user and password, and no parser is trusted to know better.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        scheme, rest = "", url
-    userinfo, at, address = rest.rpartition("@")
-    user, colon, _ = userinfo.partition(":")
-    host, question, query = address.partition("?")
-    masked = f"{user}{':<redacted>' if colon else ''}{at}{host}"
-    query = _SECRET_PARAMETER.sub(r"\g<name>=<redacted>", query)
-    return f"{scheme}{separator}{masked}{question}{query}"

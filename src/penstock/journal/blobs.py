@@ -29,8 +29,8 @@ from urllib.parse import unquote, urlsplit
 import pyarrow
 from pyarrow import fs
 
-from penstock.consensus.store import mask_url
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError
+from penstock.servicekit.secrets import mask_url
 
 _SCHEMES: Final = ("file", "s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

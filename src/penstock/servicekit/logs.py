@@ -17,25 +17,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import IO, Any
 
-REDACTED = "<redacted>"
+from penstock.servicekit.secrets import REDACTED, mask, sounds_secret
 
-_SECRET_NAME = r"[\w.-]*(?:pass|token|secret|key)[\w.-]*"  # noqa: S105 - a pattern, not a secret
-_MASKS = (
-    # user:password@ of a URL; the user, host and database stay: a wrong URL is the common mistake.
-    (re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@"), rf"\1:{REDACTED}@"),
-    # name=value of a query or a connection string, where the name speaks of a secret.
-    (re.compile(rf"(?i)([?&\s]{_SECRET_NAME}|^{_SECRET_NAME})=(?!\s)[^\s&]+"), rf"\1={REDACTED}"),
-    (re.compile(r"(?i)\b(bearer)\s+\S+"), rf"\1 {REDACTED}"),
-)
-_SECRET = re.compile(rf"(?i){_SECRET_NAME}")
 _PLAIN = re.compile(r"[^\s\"=]+")
-
-
-def mask(text: str) -> str:
-    """`text` without passwords of URLs, bearer tokens, and values of secret-sounding names."""
-    for pattern, replacement in _MASKS:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
@@ -67,7 +51,7 @@ class JsonFormatter(logging.Formatter):
             "event": mask(record.getMessage()),
         }
         for name, value in _fields(record).items():
-            if _SECRET.fullmatch(name):
+            if sounds_secret(name):
                 entry[name] = REDACTED
             elif isinstance(value, bool | int | float) or value is None:
                 entry[name] = value

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.consensus.store import mask_url
 from penstock.errors import UsageError
+from penstock.servicekit.secrets import mask_url
 
 DEFAULT_PORT = 6882
 """Of the committer; its admin page is on the next one."""

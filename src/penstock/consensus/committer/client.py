@@ -59,10 +59,10 @@ from penstock.consensus.store import (
     check_prefix,
     check_revision,
     check_seqno,
-    mask_url,
 )
 from penstock.errors import UsageError, UserError
 from penstock.servicekit.logs import fields
+from penstock.servicekit.secrets import mask_url
 
 __all__ = ["InProcessConsensus", "RpcConsensus", "RpcOptions"]
 

@@ -35,11 +35,12 @@ from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Healer, Recover
 from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
 from penstock.consensus.open import Scheme, open_backend, scheme_of
-from penstock.consensus.store import ConsensusError, cause_chain, mask_url
+from penstock.consensus.store import ConsensusError, cause_chain
 from penstock.errors import PenstockError, Unavailable, UsageError
 from penstock.servicekit.admin import application, serving
 from penstock.servicekit.logs import fields
 from penstock.servicekit.readiness import Readiness
+from penstock.servicekit.secrets import mask_url
 
 log = logging.getLogger("penstock.consensus.persistd")
 

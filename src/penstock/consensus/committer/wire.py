@@ -32,7 +32,7 @@ from penstock.consensus.store import (
     WatchResync,
     cause_chain,
 )
-from penstock.servicekit.logs import mask
+from penstock.servicekit.secrets import mask
 
 SERVICE = "penstock.consensus.v1.Consensus"
 
