@@ -4,6 +4,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+import penstock.consensus.committer.grpcio  # noqa: F401 - its fork handlers off before anyone forks
+
 pytest_plugins = ["fix_spark", "fix_postgres"]
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
