@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 WORKLOADS: Mapping[str, str] = {
     "model": "penstock.bench.model:run",
     "consensus": "penstock.bench.consensus:run",
+    "journal": "penstock.bench.journal:run",
 }
 
 REPETITIONS = 7

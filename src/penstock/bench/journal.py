@@ -1,0 +1,370 @@
+"""`penstock bench journal`: appends, scans, latency and listings, beside plain Parquet.
+
+- Append: documents in Arrow batches, as one transaction on SQLite: stamped, routed, counted, made
+  durable, committed. Beside it PyArrow writes the same batches to a Parquet file of the same codec,
+  and neither waits for the disk nor tells anybody.
+- Scan: one aggregate over all columns of clean fragments, planning included, beside the same
+  aggregate of `spark.read.parquet` over copies of the same files; also through
+  `format("penstock")`, whose rows pass through Python.
+- Latency: from the call that appends one document to its arrival at a subscriber, on SQLite.
+- Listing: CPU time to list 10,000 journals, each with an append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from penstock.bench.frame import Bench, Goal, Report, Result, seconds_of
+from penstock.catalog import desired
+from penstock.consensus.open import open_consensus
+from penstock.journal.blobs import BlobStore, open_blobs
+from penstock.journal.fragments import GROUP_ROWS
+from penstock.journal.journals import Journals, creation
+from penstock.journal.names import JournalName
+from penstock.journal.publisher import Mapped, Publisher
+from penstock.journal.reader import CollectionReader, Start
+from penstock.journal.schemas import Schemas, layout
+from penstock.journal.state import AckRecord
+from penstock.model.clock import Clock, Producer, from_unix
+from penstock.model.spec import Catalog, CollectionSpec, Fragments, Frozen
+from penstock.native.arrow import to_arrow
+from penstock.native.types import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_pq: Any = pyarrow.parquet
+
+BATCH_ROWS: Final = 32 * 1024
+JOURNALS: Final = 10_000
+
+SCHEMA: Final = Frozen(
+    {
+        "type": "object",
+        "required": ["id", "region", "total", "note"],
+        "additionalProperties": False,
+        "properties": {
+            "id": {"type": "integer"},
+            "region": {"type": "string"},
+            "total": {"type": "number"},
+            "note": {"type": "string"},
+        },
+    }
+)
+
+
+def run(bench: Bench) -> Report:
+    """Everything about journals that must be fast."""
+    parts = [
+        measure_append(bench),
+        measure_scan(bench),
+        measure_latency(bench),
+        measure_listing(bench),
+    ]
+    return Report(
+        results=tuple(result for part in parts for result in part.results),
+        goals=tuple(goal for part in parts for goal in part.goals),
+    )
+
+
+# ------------------------------------------------------------------------------------------ stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """A deployment of its own."""
+
+    journals: Journals
+    blobs: BlobStore
+    schemas: Schemas
+
+    def publisher(self, spec: CollectionSpec) -> Publisher:
+        return Publisher(
+            self.journals,
+            self.blobs,
+            self.schemas,
+            [Mapped(spec=spec)],
+            producer=Producer.from_random(os.urandom(6)),
+            now=_now,
+        )
+
+
+@contextlib.contextmanager
+def _staged(data: Path) -> Iterator[tuple[_World, asyncio.Runner]]:
+    """A deployment, and the event loop it lives on, for peers that are plain functions."""
+    with asyncio.Runner() as loop:
+        world = _world(data)
+        here = loop.run(world.__aenter__())
+        try:
+            yield here, loop
+        finally:
+            loop.run(world.__aexit__(None, None, None))
+
+
+@contextlib.asynccontextmanager
+async def _world(data: Path) -> AsyncIterator[_World]:
+    store = await open_consensus(f"sqlite:///{data}/consensus.db")
+    try:
+        blobs = open_blobs(str(data / "blobs"))
+        yield _World(journals=Journals(store), blobs=blobs, schemas=Schemas(store))
+    finally:
+        await store.close()
+
+
+def _now() -> Clock:
+    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
+    return from_unix(seconds, nanos)
+
+
+def _collection(name: str, length_bytes: int | None = None) -> CollectionSpec:
+    return CollectionSpec(
+        name=name,
+        key=("/id",),
+        write_schema=SCHEMA,
+        read_schema=SCHEMA,
+        fields=(),
+        fragments=Fragments(length_bytes=length_bytes),
+    )
+
+
+def _documents(rows: int) -> list[pa.RecordBatch]:
+    """Orders with ids in sequence, some repetition, and some text that is not repeated."""
+    chance = np.random.default_rng(1)
+    schema = arrow_schema(layout(SCHEMA.text))
+    regions = np.array(["eu", "us", "asia", "africa"])
+    batches: list[pa.RecordBatch] = []
+    for first in range(0, rows, BATCH_ROWS):
+        count = min(BATCH_ROWS, rows - first)
+        notes = chance.integers(0, 1 << 48, (count, 3))
+        columns: dict[str, Any] = {
+            "id": np.arange(first, first + count),
+            "note": [f"{a:x} to {b:x}, {c:x}" for a, b, c in notes.tolist()],
+            "region": regions[chance.integers(0, 4, count)],
+            "total": np.round(chance.exponential(90, count), 2),
+        }
+        arrays: list[Any] = [pa.array(columns[n]).cast(schema.field(n).type) for n in schema.names]
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return batches
+
+
+# ----------------------------------------------------------------------------------------- append
+
+
+def measure_append(bench: Bench) -> Report:
+    """Documents per second of one writer."""
+    rows = bench.size(full=2_000_000, quick=500_000)
+    bench.say(f"making {rows:,} documents")
+    documents = _documents(rows)
+    names = iter(range(1000))
+    with tempfile.TemporaryDirectory() as scratch, _staged(Path(scratch)) as (here, loop):
+        file = Path(scratch) / "plain.parquet"
+
+        def append() -> None:
+            spec = _collection(f"bench/n{next(names)}")
+            loop.run(_append(here, spec, documents))
+
+        taken = bench.interleave(
+            f"append {rows:,} documents",
+            {
+                "penstock": seconds_of(append),
+                "parquet": seconds_of(lambda: _write_parquet(file, documents)),
+            },
+        )
+    return Report(
+        results=(
+            _rate("append", "a transaction of Penstock", rows / taken.median("penstock")),
+            _rate("append", "plain PyArrow to Parquet", rows / taken.median("parquet")),
+        ),
+        goals=(
+            Goal(
+                name="append: Penstock / plain PyArrow",
+                measured=taken.ratio("parquet", "penstock"),
+                goal=0.7,
+            ),
+        ),
+    )
+
+
+async def _append(world: _World, spec: CollectionSpec, documents: Sequence[pa.RecordBatch]) -> None:
+    publisher = world.publisher(spec)
+    for batch in documents:
+        await publisher.publish(0, batch)
+    await publisher.commit_now()
+
+
+def _write_parquet(file: Path, documents: Sequence[pa.RecordBatch]) -> None:
+    with _pq.ParquetWriter(file, documents[0].schema, compression="zstd") as writer:
+        step = GROUP_ROWS // BATCH_ROWS
+        for at in range(0, len(documents), step):
+            writer.write_table(pa.Table.from_batches(documents[at : at + step]))
+
+
+# ------------------------------------------------------------------------------------------- scan
+
+
+def measure_scan(bench: Bench) -> Report:
+    """Documents per second of one Spark job over clean fragments."""
+    from penstock.journal.scan import read_collection
+
+    rows = bench.size(full=8_000_000, quick=2_000_000)
+    appends = 16
+    documents = _documents(rows // appends)
+    rows = appends * sum(batch.num_rows for batch in documents)
+    spec = _collection("bench/scan", length_bytes=16 << 20)
+    spark = bench.spark()
+    with tempfile.TemporaryDirectory() as scratch, _staged(Path(scratch)) as (here, loop):
+        data, plain = Path(scratch), Path(scratch) / "plain"
+        bench.say(f"appending {rows:,} documents")
+        loop.run(desired.apply(here.journals.store, Catalog(collections=(spec,))))
+        for _ in range(appends):
+            loop.run(_append(here, spec, documents))
+        plain.mkdir()
+        for number, found in enumerate(sorted(info.path for info in here.blobs.list())):
+            shutil.copyfile(data / "blobs" / found, plain / f"{number:04}.parquet")
+
+        def penstock() -> DataFrame:
+            return loop.run(read_collection(spark, here.journals, here.blobs, here.schemas, spec))
+
+        taken = bench.interleave(
+            f"scan {rows:,} documents",
+            {
+                "penstock": _aggregated(penstock, rows),
+                "parquet": _aggregated(lambda: spark.read.parquet(str(plain)), rows),
+                "source": _aggregated(lambda: _source(spark, data), rows),
+            },
+            warmups=2,
+        )
+    return Report(
+        results=(
+            _rate("scan", "Penstock's DataFrame", rows / taken.median("penstock")),
+            _rate("scan", "plain spark.read.parquet", rows / taken.median("parquet")),
+            _rate("scan", 'format("penstock")', rows / taken.median("source")),
+        ),
+        goals=(
+            Goal(
+                name="scan: Penstock / spark.read.parquet",
+                measured=taken.ratio("parquet", "penstock"),
+                goal=0.9,
+            ),
+        ),
+    )
+
+
+def _source(spark: SparkSession, data: Path) -> DataFrame:
+    options = {"data": str(data), "collection": "bench/scan"}
+    return spark.read.format("penstock").options(**options).load()
+
+
+def _aggregated(frame: Callable[[], DataFrame], rows: int) -> Callable[[], float]:
+    """Read every column of every row, and little else."""
+    from pyspark.sql import functions as f
+
+    def work() -> None:
+        columns = (
+            f.count("id"),
+            f.sum("total"),
+            f.max("id"),
+            f.sum(f.length("note")),
+            f.sum(f.length("region")),
+        )
+        [row] = frame().agg(*columns).collect()
+        if row[0] != rows:
+            raise RuntimeError(f"{row[0]} of {rows} documents were read")
+
+    return seconds_of(work)
+
+
+# ---------------------------------------------------------------------------------------- latency
+
+
+def measure_latency(bench: Bench) -> Report:
+    """Milliseconds from an append to a subscriber."""
+    appends = bench.size(full=2_000, quick=500)
+    bench.say(f"latency: {appends} appends of one document")
+    with tempfile.TemporaryDirectory() as scratch:
+        taken = asyncio.run(_latencies(Path(scratch), appends))
+    centiles = statistics.quantiles(taken, n=100)
+    return Report(
+        results=tuple(
+            Result(
+                name=f"one document, append to subscriber, SQLite: p{n}",
+                value=centiles[n - 1] * 1000,
+                unit="ms",
+            )
+            for n in (50, 99)
+        )
+    )
+
+
+async def _latencies(data: Path, appends: int) -> list[float]:
+    spec = _collection("bench/one")
+    document = to_arrow(
+        [{"id": 1, "region": "eu", "total": 9.5, "note": "one"}], layout(SCHEMA.text)
+    )
+    taken: list[float] = []
+    async with _world(data) as here:
+        publisher = here.publisher(spec)
+        await publisher.publish(0, document)
+        await publisher.commit_now()
+        reader = CollectionReader(here.journals, here.blobs, here.schemas, spec.name, start=Start())
+        async with aclosing(reader.follow()) as seen:
+            await anext(seen)
+            for number in range(-appends // 10, appends):
+                begin = time.perf_counter()
+                await publisher.publish(0, document)
+                await publisher.commit_now()
+                await anext(seen)
+                if number >= 0:
+                    taken.append(time.perf_counter() - begin)
+    return taken
+
+
+# ---------------------------------------------------------------------------------------- listing
+
+
+def measure_listing(bench: Bench) -> Report:
+    """CPU seconds to list 10,000 journals."""
+    bench.say(f"making {JOURNALS:,} journals")
+    with tempfile.TemporaryDirectory() as scratch, _staged(Path(scratch)) as (here, loop):
+        loop.run(_make_journals(here.journals))
+
+        def listed() -> None:
+            if len(loop.run(here.journals.list())) != JOURNALS:
+                raise RuntimeError("not all journals were listed")
+
+        work = {"list": seconds_of(listed, clock=time.process_time)}
+        taken = bench.interleave(f"list {JOURNALS:,} journals", work)
+    cpu_s = taken.median("list")
+    return Report(
+        results=(Result(name=f"list {JOURNALS:,} journals", value=cpu_s, unit="s of CPU"),),
+        goals=(
+            Goal(name=f"list {JOURNALS:,} journals: 1 s / CPU time", measured=1 / cpu_s, goal=1.0),
+        ),
+    )
+
+
+async def _make_journals(journals: Journals) -> None:
+    names = [JournalName.of("bench/many", {"n": n}) for n in range(JOURNALS)]
+    await journals.create_all({name: creation(name) for name in names})
+    ack = AckRecord(producer=Producer.from_random(bytes(6)), clock=Clock(1 << 40))
+    for at in range(0, JOURNALS, 1000):
+        await journals.append_all({str(name): (ack,) for name in names[at : at + 1000]})
+
+
+def _rate(what: str, how: str, value: float) -> Result:
+    return Result(name=f"{what}: {how}", value=value, unit="documents/s")
