@@ -96,15 +96,25 @@ class FragmentWriter:
     """One fragment in the making: `write` batches of rows, then `finish`, or leave by an error.
 
     `prefix` is the path of the partition (`JournalName.prefix`), `attempt` names who writes. As a
-    context manager it removes what it began to write unless it was finished.
+    context manager it removes what it began to write unless it was finished. With `inline` false,
+    rows become an object however few they are.
     """
 
-    def __init__(self, blobs: BlobStore, prefix: str, layout: FragmentLayout, attempt: str) -> None:
+    def __init__(
+        self,
+        blobs: BlobStore,
+        prefix: str,
+        layout: FragmentLayout,
+        attempt: str,
+        *,
+        inline: bool = True,
+    ) -> None:
         if not _ATTEMPT.fullmatch(attempt):
             raise Bug(f"{attempt!r} cannot be part of an object's name")
         self.path = f"{prefix.rstrip('/')}/{secrets.token_hex(16)}-{attempt}.parquet"
         self._blobs = blobs
         self._layout = layout
+        self._may_inline = inline
         self._schema = row_schema(layout.root)
         self._statistics = Statistics(layout.root, layout.key, layout.key_begin, layout.key_end)
         self._waiting: list[pa.RecordBatch] = []
@@ -183,7 +193,7 @@ class FragmentWriter:
         )
 
     def _inline(self) -> bytes | None:
-        if self._waiting_bytes > _INLINE_TRIED_BYTES:
+        if not self._may_inline or self._waiting_bytes > _INLINE_TRIED_BYTES:
             return None
         data = encode_inline(self._waiting, self._schema)
         return data if len(data) <= INLINE_BYTES_MAX else None

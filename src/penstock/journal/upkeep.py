@@ -286,7 +286,7 @@ async def _rewrite(
     if rewrite.paths:
         await asyncio.to_thread(blobs.write, *_note(rewrite.paths))
     failpoints.hit(_NOTED)
-    assert isinstance(written.at, Blob)  # noqa: S101 - `_ObjectWriter` makes nothing else
+    assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
     await journals.compact(
         name,
         Compact(begin=rewrite.begin, end=rewrite.end, path=written.at.path, bytes=written.bytes),
@@ -300,16 +300,11 @@ async def _rewrite(
     )
 
 
-class _ObjectWriter(FragmentWriter):
-    """Moved rows always become an object, however few: the diff can name nothing else."""
-
-    def _inline(self) -> None:
-        return None
-
-
 def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragment:
     layout = FragmentLayout(schema=rewrite.fragments[0].schema, root=root, key=())
-    with _ObjectWriter(blobs, name.rpartition("/")[0], layout, "compacted") as writer:
+    prefix = name.rpartition("/")[0]
+    # Always an object, however small: the diff can name nothing else.
+    with FragmentWriter(blobs, prefix, layout, "compacted", inline=False) as writer:
         for fragment in rewrite.fragments:
             for batch in read_fragment(blobs, fragment, root):
                 writer.write(batch)
