@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+import psycopg
 import pytest
 
 from consensus.committer.scripted import (
@@ -16,6 +17,7 @@ from consensus.committer.scripted import (
     V,
     committer_on,
     eventually,
+    failing,
     fill,
 )
 from consensus.committer.serving import served
@@ -23,6 +25,7 @@ from penstock.consensus.backend import Backend
 from penstock.consensus.committer.client import RpcConsensus
 from penstock.consensus.committer.committer import Caller
 from penstock.consensus.committer.recovery import Healer
+from penstock.consensus.open import open_backend
 from penstock.consensus.store import ConsensusError, Determinate, ErrorKind, Indeterminate
 from penstock.errors import Unavailable
 
@@ -127,6 +130,29 @@ async def test_who_knows_the_old_store_is_refused_by_the_new_one_and_a_newcomer_
         await newcomer.close()
 
 
+@pytest.mark.postgres
+async def test_a_store_made_anew_by_somebody_else_takes_nothing_from_old_clients(
+    postgres_url: str,
+) -> None:
+    """B23: nobody met the gap between the two stores, and the next look is far away."""
+
+    async def reopen() -> Backend:
+        return await open_backend(postgres_url)
+
+    async with served(await reopen(), recover=Healer(reopen)) as server:
+        known, newcomer = RpcConsensus(server.url), RpcConsensus(server.url)
+        assert await known.compare_and_set("k", V(0, b"old")) is COMMITTED
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as admin:
+            await admin.execute("DROP SCHEMA penstock CASCADE")
+        await (await reopen()).close()
+        assert await kind_of(known.compare_and_set("first", V(0, b""))) is ErrorKind.STORE_RESET
+        assert await kind_of(known.head("k")) is ErrorKind.STORE_RESET
+        assert await newcomer.compare_and_set("k", V(0, b"new")) is COMMITTED
+        assert [key async for key in newcomer.list_keys()] == ["k"]
+        await known.close()
+        await newcomer.close()
+
+
 async def test_the_store_is_compared_where_it_is_chosen() -> None:
     """Not at some earlier moment: whoever waited meanwhile would be let through."""
     old, new = ScriptedBackend(), ScriptedBackend()
@@ -180,12 +206,11 @@ async def test_a_loss_that_cannot_be_confirmed_is_not_healed() -> None:
     backend = ScriptedBackend()
     async with committer_on(backend, recover=Healer(never)) as store:
         backend.vanish(Indeterminate(ErrorKind.UNAVAILABLE, "down"))
-
-        async def gone() -> None:
-            raise GONE
-
-        backend.before["head"] = gone
-        assert await kind_of(store.head("k")) is ErrorKind.UNAVAILABLE
+        backend.before |= {op: failing(GONE) for op in ("head", "commit")}
+        for call in (store.head("k"), store.compare_and_set("k", V(0, b""))):
+            with pytest.raises(Determinate) as caught:  # whatever else: it did not happen
+                await call
+            assert caught.value.kind is ErrorKind.UNDEFINED_TABLE
 
 
 async def test_a_schema_that_cannot_be_created_is_tried_again_later(

@@ -62,7 +62,7 @@ class CommitterMetrics:
         )
         self.subscribe_gap = r.counter("subscribe_gap", "Gaps in a stream; must stay 0")
         self.pool = r.gauges("pool_connections", "Database connections", ("state",))
-        self.heals = r.counter("backend_heals", "Times a vanished schema was created again")
+        self.heals = r.counter("backend_heals", "Times a vanished store was replaced")
         self.up = r.gauge("backend_up", "Whether the last backend call got an answer")
         self.entry_bytes = r.histograms("entry_bytes", "Payload sizes", _BYTES, ("op",))
         for op in OPERATIONS:  # so that every operation is on the page before its first use

@@ -72,8 +72,8 @@ async def _must_be_gone(lost: Backend, error: ConsensusError) -> None:
     try:
         await lost.revision()
     except ConsensusError as again:
-        if again.kind not in GONE:  # nothing is known at this moment; the next caller asks again
-            raise
+        if again.kind not in GONE:  # nothing more is known now; the next caller asks again
+            raise error from again
         return
     # Only a part is gone. To fill it up with empty tables would be a lie about the rest.
     log.error("part of the consensus schema is missing", extra=fields(error=error.message))
