@@ -112,8 +112,8 @@ async def test_every_error_arrives_as_what_it_was(
 ) -> None:
     """B5: class and kind, as data or as a status, in a session or in a call of its own."""
     backend = ScriptedBackend()
-    # What is not final is tried again until the deadline.
-    deadline_s = 30.0 if kind.final else 0.2
+    # What is not final is tried again until the deadline, which a busy machine must reach, too.
+    deadline_s = 30.0 if kind.final else 1.5
     options = RpcOptions(read_s=deadline_s, write_s=deadline_s)
     async with connected(backend, options) as (_, store):
         assert await store.compare_and_set("k", V(0, b"")) is COMMITTED
