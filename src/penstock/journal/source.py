@@ -55,7 +55,7 @@ from pyspark.sql.types import StructType
 
 from penstock.consensus.open import open_consensus
 from penstock.errors import UsageError, UserError
-from penstock.journal.blobs import open_blobs
+from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.follower import Follower
 from penstock.journal.frames import frame_schema
 from penstock.journal.journals import Journals
@@ -185,7 +185,6 @@ class CollectionSource(DataSource):
             yield _Opened(
                 planner=Planner(journals=Journals(store), blobs=blobs, schemas=Schemas(store)),
                 options=options,
-                blob=place.blob,
                 root=layout(spec.read_schema.text),
             )
         finally:
@@ -198,7 +197,6 @@ class _Opened:
 
     planner: Planner
     options: SourceOptions
-    blob: str
     root: Column
     """The layout to read under."""
 
@@ -218,7 +216,12 @@ class _Opened:
                     fix="leave the schema to the source; start the query anew if it has changed",
                 )
         return [
-            _SplitPartition(split=split, blob=self.blob, root=self.root, columns=tuple(asked.names))
+            _SplitPartition(
+                split=split,
+                blobs=self.planner.blobs,
+                root=self.root,
+                columns=tuple(asked.names),
+            )
             for split in splits
         ]
 
@@ -229,9 +232,11 @@ class _Opened:
 class _SplitPartition(InputPartition):
     """One task's work, with all that it needs to know."""
 
-    def __init__(self, *, split: Split, blob: str, root: Column, columns: tuple[str, ...]) -> None:
+    def __init__(
+        self, *, split: Split, blobs: BlobStore, root: Column, columns: tuple[str, ...]
+    ) -> None:
         self.split = split
-        self.blob = blob
+        self.blobs = blobs
         self.root = root
         self.columns = columns
 
@@ -241,9 +246,8 @@ def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     assert isinstance(partition, _SplitPartition)  # noqa: S101 - Spark hands back what it got
     stamps = row_schema(partition.root).names[-STAMPS:]
     documents = [name for name in partition.columns if name not in stamps]
-    blobs = open_blobs(partition.blob)
     schema = pyarrow.schema([row_schema(partition.root).field(name) for name in partition.columns])
-    for batch in read_split(blobs, partition.split, partition.root, columns=documents):
+    for batch in read_split(partition.blobs, partition.split, partition.root, columns=documents):
         rows: Any = batch.select(list(partition.columns))
         yield rows if rows.schema.equals(schema) else rows.cast(schema)
 

@@ -17,7 +17,7 @@ from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import read_fragment, read_visible
 from penstock.journal.rows import STAMPS, adapt_rows, row_schema
-from penstock.journal.state import Blob, Fragment, Inline
+from penstock.journal.state import Blob, Fragment
 from penstock.model.columns import Column
 
 SPLIT_BYTES: Final = 32 << 20
@@ -152,9 +152,3 @@ def read_split(
             batches = read_visible(blobs, piece, written, columns=some)
         for batch in batches:
             yield adapt_rows(batch, written, wanted).select(names) if some is None else batch
-
-
-def is_inline(piece: Piece) -> bool:
-    """Whether the rows are in the record itself."""
-    at = piece.at if isinstance(piece, Fragment) else piece.fragment.at
-    return isinstance(at, Inline)
