@@ -321,7 +321,7 @@ async def test_a_committer_that_cannot_be_reached_has_seen_nothing() -> None:
 
 async def test_a_deadline_leaves_an_append_unknown() -> None:
     backend = ScriptedBackend()
-    async with connected(backend, RpcOptions(write_s=0.3, read_s=0.3)) as (_, store):
+    async with connected(backend, RpcOptions(write_s=0.3)) as (_, store):
         assert await store.head("k") is None
         release = asyncio.Event()
 
