@@ -41,6 +41,8 @@ from penstock.testing.postgres import PostgresServer
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 PROCESSES, TASKS = (8, 4) if LONG else (3, 4)
+ENOUGH = 100 if LONG else 10
+"""Of appends and of entries followed, for a verdict to mean something, also on a busy machine."""
 KEYS = [f"chaos/{n}" for n in range(8)]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
@@ -137,9 +139,9 @@ def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
     ops = [op for each in evidence for op in each.ops]
     outcomes = Counter(op.outcome.value for op in ops if isinstance(op.call, Cas))
     print(f"{len(ops)} operations, appends {dict(outcomes)}; {told}")  # noqa: T201
-    assert outcomes[Outcome.OK.value] > 30, f"{outcomes} {told}"
+    assert outcomes[Outcome.OK.value] > ENOUGH, f"{outcomes} {told}"
     streams = [stream for each in evidence for stream in each.streams]
-    assert sum(len(stream.seen) for stream in streams) > 30, told
+    assert sum(len(stream.seen) for stream in streams) > ENOUGH, told
     found = check([*ops, *last], streams)
     assert not found, f"{len(found)} violations, first: {found[0]}; {told}"
 
