@@ -36,6 +36,13 @@ def test_an_entry_comes_back_as_it_was_and_has_one_spelling(entry: Entry) -> Non
     assert entries.encode(entries.decode(data, where="here")) == data
 
 
+@given(any_entry, st.integers(0, 7))
+def test_the_version_is_under_the_checksum(entry: Entry, bit: int) -> None:
+    whole = entries.encode(entry)
+    with pytest.raises((CorruptEntry, NewerFormat)):
+        entries.decode(whole[:1] + bytes([whole[1] ^ (1 << bit)]) + whole[2:], where="k, entry 0")
+
+
 @given(any_entry, st.data())
 def test_no_damaged_byte_goes_unnoticed(entry: Entry, data: st.DataObject) -> None:
     whole = entries.encode(entry)

@@ -79,7 +79,8 @@ def encode(entry: Entry) -> bytes:
     flags = 0
     if len(body) >= _COMPRESS_FROM_BYTES:
         body, flags = zlib.compress(body, level=1), _FLAG_ZLIB
-    return _PREFIX.pack(MAGIC, ENVELOPE_VERSION, flags, _checksum(flags, body)) + body
+    checksum = _checksum(ENVELOPE_VERSION, flags, body)
+    return _PREFIX.pack(MAGIC, ENVELOPE_VERSION, flags, checksum) + body
 
 
 def decode(data: bytes, *, where: str) -> Entry:
@@ -102,7 +103,7 @@ def decode(data: bytes, *, where: str) -> Entry:
             fix="upgrade this process",
         )
     body = data[_PREFIX.size :]
-    if checksum != _checksum(flags, body):
+    if checksum != _checksum(version, flags, body):
         raise CorruptEntry("state-log entry damaged", where=where, why="its checksum is wrong")
     try:
         return _DECODER.decode(_inflate(body) if flags & _FLAG_ZLIB else body)
@@ -111,8 +112,8 @@ def decode(data: bytes, *, where: str) -> Entry:
         raise CorruptEntry("state-log entry malformed", where=where, why=str(error)) from error
 
 
-def _checksum(flags: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(bytes((MAGIC, ENVELOPE_VERSION, flags))))
+def _checksum(version: int, flags: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(bytes((MAGIC, version, flags))))
 
 
 def _inflate(body: bytes) -> bytes:
