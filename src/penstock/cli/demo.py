@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -130,7 +131,8 @@ def _print_table(
         table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
     if keys > len(rows):
         table.caption = f"and {keys - len(rows)} more"
-    stdout.print(table, width=None if stdout.is_terminal else _WIDTH_OF_FILES)
+    console = stdout if stdout.is_terminal else Console(width=_WIDTH_OF_FILES, highlight=False)
+    console.print(table)
 
 
 @contextmanager
