@@ -282,9 +282,8 @@ class Materialization(Protocol):
     @property
     def pattern(self) -> Pattern: ...
 
-    @property
-    def pushdown(self) -> frozenset[Strategy]:
-        """The reductions that the endpoint can do in its own update."""
+    def can_reduce(self, field: TargetField) -> bool:
+        """Whether the endpoint's own update does `field.reduction`, exactly as Spark does."""
         ...
 
     @property

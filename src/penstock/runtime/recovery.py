@@ -1,0 +1,446 @@
+"""PURE: what survives a crash of a task, and how the next session continues from it.
+
+A task's recovery log is a state log whose state is a map of keys to values. One `Persist` is one
+diff: all of it becomes true, or none. What a leader has to know when it starts is decoded from the
+map into a `Recovered`.
+
+    key                                       value                                  written by
+    FC:{journal}\\0{state key}\\0{producer}     producer frontier, cumulative          commit (join)
+    FH:{journal}\\0{state key}\\0{producer}     the same, of the hinted transaction    hint
+    AI                                        ACK intents of the last commit         commit
+    MK:{state key}                            greatest packed key ever stored        hint (max)
+    LS:{collection}                           newest source clock reported           hint (max)
+    connector-state                           reduced JSON                           any, by patches
+    trigger-params, trigger-params-hinted     variables awaiting delivery            commit, hint
+    last-applied                              fingerprint and spec last applied      apply
+    committed-close, hinted-close             clocks                                 commit, hint
+
+**Hinted and committed.** A transaction's extents are *hinted* before anything that somebody could
+see happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
+either the endpoint says that it did, and the hint is folded into what is committed, or exactly the
+hinted extents are replayed.
+
+Positions are kept by *state key*, not by the index of a binding: bindings may be added, removed and
+reordered. Entries of bindings that are gone stay in the log and out of the session; a backfill is a
+new state key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.journal.transaction import Intents
+from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
+from penstock.model.durable import prepare_resume, prune_producers
+from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
+from penstock.model.json_order import Json
+from penstock.model.producer_frontier import ProducerFrontier
+from penstock.runtime.patches import Patches, apply_patches
+from penstock.runtime.patches import decode as decode_patches
+from penstock.runtime.patches import encode as encode_patches
+
+NO_INTENTS: Final = Intents()
+
+# ------------------------------------------------------------------------------------- persisting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """One atomic record. What is absent changes nothing; deletes come before puts.
+
+    Frontiers and keys are by the index of a binding; `Layout` gives them their durable names.
+    """
+
+    committed_close: Clock = NEVER
+    committed_frontier: Frontier | None = None
+    """Folded into what is committed: a delta."""
+    ack_intents: Intents | None = None
+    """Replaces those of the last commit."""
+    hinted_close: Clock = NEVER
+    hinted_frontier: Frontier | None = None
+    """Replaces what was hinted."""
+    patches: Patches = ()
+    """Merged into the connector's state, in order."""
+    max_keys: Mapping[int, bytes] = field(default_factory=dict)
+    """By binding; the greater one is kept."""
+    last_source_clocks: Mapping[str, Clock] = field(default_factory=dict)
+    """By collection; the later one is kept."""
+    last_applied: bytes | None = None
+    trigger_params: bytes | None = None
+    delete_trigger_params: bool = False
+    hinted_trigger_params: bytes | None = None
+    delete_hinted_trigger_params: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a session starts from."""
+
+    committed_close: Clock = NEVER
+    committed_frontier: Frontier = field(default_factory=lambda: EMPTY)
+    ack_intents: Intents = NO_INTENTS
+    hinted_close: Clock = NEVER
+    hinted_frontier: Frontier = field(default_factory=lambda: EMPTY)
+    connector_state: Json = field(default_factory=dict)
+    max_keys: Mapping[int, bytes] = field(default_factory=dict)
+    last_source_clocks: Mapping[str, Clock] = field(default_factory=dict)
+    last_applied: bytes | None = None
+    trigger_params: bytes | None = None
+    hinted_trigger_params: bytes | None = None
+
+    @property
+    def resume(self) -> Frontier:
+        """Where to read on; with unresolved hints, one transaction is replayed exactly."""
+        return prepare_resume(self.committed_frontier, self.hinted_frontier)
+
+
+# ------------------------------------------------------------------------------------- the log
+
+Entries = Mapping[bytes, bytes]
+"""The state of a recovery log."""
+
+Op = tuple[Literal["put", "join", "max", "merge", "del", "del-prefix"], bytes, bytes]
+"""`join` reduces a position into the one that is there: a hint that was resolved has a commit and
+no place. `max` keeps the greater value as bytes, `merge` applies JSON merge patches to JSON."""
+
+_COMMITTED: Final = b"FC:"
+_HINTED: Final = b"FH:"
+_INTENTS: Final = b"AI"
+_MAX_KEY: Final = b"MK:"
+_LAST_SOURCE: Final = b"LS:"
+_STATE: Final = b"connector-state"
+_TRIGGER: Final = b"trigger-params"
+_TRIGGER_HINTED: Final = b"trigger-params-hinted"
+_APPLIED: Final = b"last-applied"
+_COMMITTED_CLOSE: Final = b"committed-close"
+_HINTED_CLOSE: Final = b"hinted-close"
+
+_CLOCK_BYTES: Final = 8
+_PRODUCER_BYTES: Final = 6
+_NOBODY: Final = 1 << 40
+"""A producer for positions whose own is in their key."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ops = msgspec.msgpack.Decoder(list[Op]).decode
+_decode_entries = msgspec.msgpack.Decoder(dict[bytes, bytes]).decode
+_decode_position = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
+
+
+class MalformedLog(PenstockError):
+    """A recovery log that holds what this release cannot read."""
+
+
+class RecoveryMachine:
+    """What a task's recovery log means (`consensus.replica.Machine`)."""
+
+    format = 1
+
+    def initial(self) -> Entries:
+        return {}
+
+    def apply(self, state: Entries, diff: tuple[Op, ...], revision: int) -> Entries:
+        """The entries after a record; `revision` does not matter here."""
+        after = dict(state)
+        for what, key, value in diff:
+            match what:
+                case "put":
+                    after[key] = value
+                case "join":
+                    after[key] = _joined(after.get(key), value)
+                case "max":
+                    after[key] = max(after.get(key, b""), value)
+                case "merge":
+                    merged = apply_patches(_json(after.get(key, b"{}")), decode_patches(value))
+                    after[key] = msgspec.json.encode(merged)
+                case "del":
+                    after.pop(key, None)
+                case "del-prefix":
+                    for stale in [old for old in after if old.startswith(key)]:
+                        del after[stale]
+        return after
+
+    def encode_diff(self, diff: tuple[Op, ...]) -> bytes:
+        return _encode(diff)
+
+    def decode_diff(self, data: bytes, format: int) -> tuple[Op, ...]:  # noqa: A002
+        return tuple(_decode_ops(data))
+
+    def encode_state(self, state: Entries) -> bytes:
+        return _encode(dict(sorted(state.items())))
+
+    def decode_state(self, data: bytes, format: int, revision: int) -> Entries:  # noqa: A002
+        return _decode_entries(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The durable names of a task's bindings: their state keys, by index."""
+
+    state_keys: Mapping[int, str]
+
+    def encode(self, persist: Persist) -> tuple[Op, ...]:
+        """The record of a `Persist`."""
+        return tuple(self._ops(persist))
+
+    def _ops(self, persist: Persist) -> Iterator[Op]:
+        if persist.ack_intents is not None:
+            yield "put", _INTENTS, persist.ack_intents.encode()
+        if persist.committed_close:
+            yield "put", _COMMITTED_CLOSE, _clock_out(persist.committed_close)
+        if persist.committed_frontier is not None:
+            yield from self._positions("join", _COMMITTED, persist.committed_frontier)
+        if persist.patches:
+            yield "merge", _STATE, encode_patches(persist.patches)
+        if persist.hinted_close:
+            yield "put", _HINTED_CLOSE, _clock_out(persist.hinted_close)
+        if persist.hinted_frontier is not None:
+            yield "del-prefix", _HINTED, b""
+            yield from self._positions("put", _HINTED, persist.hinted_frontier)
+        if persist.last_applied is not None:
+            yield "put", _APPLIED, persist.last_applied
+        for binding, key in sorted(persist.max_keys.items()):
+            yield "max", _MAX_KEY + self.state_keys[binding].encode(), key
+        if persist.delete_trigger_params:
+            yield "del", _TRIGGER, b""
+        if persist.trigger_params is not None:
+            yield "put", _TRIGGER, persist.trigger_params
+        if persist.delete_hinted_trigger_params:
+            yield "del", _TRIGGER_HINTED, b""
+        if persist.hinted_trigger_params is not None:
+            yield "put", _TRIGGER_HINTED, persist.hinted_trigger_params
+        for collection, clock in sorted(persist.last_source_clocks.items()):
+            yield "max", _LAST_SOURCE + collection.encode(), _clock_out(clock)
+
+    def _positions(
+        self, what: Literal["put", "join"], prefix: bytes, frontier: Frontier
+    ) -> Iterator[Op]:
+        for read in frontier:
+            for entry in read.producers:
+                key = self._key(prefix, read.journal, read.binding, entry.producer)
+                yield what, key, _position_out(entry)
+
+    def _key(self, prefix: bytes, journal: str, binding: int, producer: Producer) -> bytes:
+        place = f"{journal}\0{self.state_keys[binding]}\0".encode()
+        return prefix + place + int(producer).to_bytes(_PRODUCER_BYTES, "big")
+
+    def decode(self, entries: Entries) -> Recovered:
+        """What a recovery log says of these bindings. Keys of other kinds are left alone."""
+        bindings = {state_key: index for index, state_key in self.state_keys.items()}
+        max_keys = {
+            bindings[name]: value for name, value in _under(entries, _MAX_KEY) if name in bindings
+        }
+        intents = entries.get(_INTENTS)
+        return Recovered(
+            committed_close=_clock_of(entries, _COMMITTED_CLOSE),
+            committed_frontier=_frontier(entries, _COMMITTED, bindings),
+            ack_intents=Intents() if intents is None else Intents.decode(intents),
+            hinted_close=_clock_of(entries, _HINTED_CLOSE),
+            hinted_frontier=_frontier(entries, _HINTED, bindings),
+            connector_state=_json(entries.get(_STATE, b"{}")),
+            max_keys=max_keys,
+            last_source_clocks={
+                name: _clock_in(value, name) for name, value in _under(entries, _LAST_SOURCE)
+            },
+            last_applied=entries.get(_APPLIED),
+            trigger_params=entries.get(_TRIGGER),
+            hinted_trigger_params=entries.get(_TRIGGER_HINTED),
+        )
+
+    def forget(self, entries: Entries, kept: Frontier) -> tuple[Op, ...]:
+        """The record that drops the committed positions which `kept` has not, of its bindings."""
+        wanted = {
+            self._key(_COMMITTED, read.journal, read.binding, entry.producer)
+            for read in kept
+            for entry in read.producers
+        }
+        known = set(self.state_keys.values())
+        return tuple(
+            ("del", key, b"")
+            for key in sorted(entries)
+            if key.startswith(_COMMITTED)
+            and key not in wanted
+            and _place(key, _COMMITTED)[1] in known
+        )
+
+
+def _frontier(entries: Entries, prefix: bytes, bindings: Mapping[str, int]) -> Frontier:
+    """The positions under a prefix, of bindings that are still there."""
+    reads: dict[tuple[str, int], list[ProducerFrontier]] = {}
+    for key, value in entries.items():
+        if not key.startswith(prefix):
+            continue
+        journal, state_key, producer = _place(key, prefix)
+        if state_key not in bindings:
+            continue
+        entry = _position_in(value, producer)
+        reads.setdefault((journal, bindings[state_key]), []).append(entry)
+    return Frontier.gather(
+        JournalFrontier(journal=journal, binding=binding, producers=tuple(producers))
+        for (journal, binding), producers in reads.items()
+    )
+
+
+def _joined(before: bytes | None, value: bytes) -> bytes:
+    """A committed position, further on. Hints above its commit were discharged: it is committed."""
+    nobody = Producer(_NOBODY)
+    entry = _position_in(value, nobody)
+    if before is not None:
+        entry = entry.reduce(_position_in(before, nobody))
+    return _position_out(replace(entry, hinted_commit=NEVER) if entry.is_unresolved else entry)
+
+
+def _position_out(entry: ProducerFrontier) -> bytes:
+    return _encode((entry.last_commit, entry.hinted_commit, entry.offset))
+
+
+def _position_in(value: bytes, producer: Producer) -> ProducerFrontier:
+    last_commit, hinted_commit, offset = _decode_position(value)
+    return ProducerFrontier(
+        producer=producer,
+        last_commit=Clock(last_commit),
+        hinted_commit=Clock(hinted_commit),
+        offset=offset,
+    )
+
+
+def _place(key: bytes, prefix: bytes) -> tuple[str, str, Producer]:
+    """What a key of a position is about. Names have no NUL, but the bytes of a producer may."""
+    place, producer = key[len(prefix) : -_PRODUCER_BYTES], key[-_PRODUCER_BYTES:]
+    try:
+        journal, state_key, _ = place.decode().split("\0")
+        return journal, state_key, Producer(int.from_bytes(producer, "big"))
+    except ValueError as error:
+        raise MalformedLog(
+            "a position has a malformed key", where=repr(key), why=str(error)
+        ) from None
+
+
+def _under(entries: Entries, prefix: bytes) -> Iterator[tuple[str, bytes]]:
+    return (
+        (key[len(prefix) :].decode(), value)
+        for key, value in sorted(entries.items())
+        if key.startswith(prefix)
+    )
+
+
+def _clock_out(clock: Clock) -> bytes:
+    return clock.to_bytes(_CLOCK_BYTES, "big")  # bytes sort as clocks do
+
+
+def _clock_in(value: bytes, name: str) -> Clock:
+    if len(value) != _CLOCK_BYTES:
+        raise MalformedLog(f"a clock has {_CLOCK_BYTES} bytes, not {len(value)}", where=name)
+    return Clock(int.from_bytes(value, "big"))
+
+
+def _clock_of(entries: Entries, key: bytes) -> Clock:
+    value = entries.get(key)
+    return NEVER if value is None else _clock_in(value, key.decode())
+
+
+def _json(data: bytes) -> Json:
+    try:
+        value: Json = msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise MalformedLog("connector state is not JSON", why=str(error)) from None
+    return value
+
+
+# --------------------------------------------------------------------------------- reconciliation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointCheckpoint:
+    """What an endpoint that commits by itself keeps beside its rows, in the same transaction."""
+
+    close: Clock
+    """Of the transaction it committed last."""
+    ack_intents: Intents = NO_INTENTS
+
+    def encode(self) -> bytes:
+        return _encode((1, self.close, self.ack_intents.encode()))
+
+    @classmethod
+    def decode(cls, data: bytes) -> EndpointCheckpoint:
+        """The checkpoint that `encode` wrote."""
+        try:
+            version, close, intents = _decode_checkpoint(data)
+        except msgspec.MsgspecError as error:
+            raise MalformedLog(
+                "the endpoint's checkpoint cannot be read",
+                why=str(error),
+                fix="something else wrote to penstock_checkpoints; restore it, or backfill",
+            ) from None
+        if version != 1:
+            raise MalformedLog(
+                f"the endpoint's checkpoint has format {version}; this release reads 1",
+                fix="run the release that wrote it",
+            )
+        return cls(close=Clock(close), ack_intents=Intents.decode(intents))
+
+
+_decode_checkpoint = msgspec.msgpack.Decoder(tuple[int, int, bytes]).decode
+
+
+class EndpointMismatch(PenstockError):
+    """The endpoint is at a transaction that the recovery log does not know."""
+
+
+def reconcile(recovered: Recovered, endpoint: EndpointCheckpoint | None) -> Persist | None:
+    """What to persist before reading on, given what the endpoint says of itself; None in sync.
+
+    An endpoint that commits by itself is never behind the log's last commit, and ahead of it by the
+    hinted transaction at most. If it is ahead, that transaction counts: it is folded in, and its
+    ACKs and triggers are still to be done.
+    """
+    if endpoint is None or endpoint.close == recovered.committed_close:
+        return None
+    if endpoint.close == recovered.hinted_close:
+        return Persist(
+            committed_close=recovered.hinted_close,
+            committed_frontier=recovered.hinted_frontier,
+            ack_intents=endpoint.ack_intents,
+            trigger_params=recovered.hinted_trigger_params,
+            delete_hinted_trigger_params=True,
+        )
+    raise EndpointMismatch(
+        f"the endpoint committed transaction {endpoint.close:#x}, which this task does not know",
+        why=f"the recovery log committed {recovered.committed_close:#x} "
+        f"and hinted {recovered.hinted_close:#x}",
+        fix="was the endpoint, or the consensus store, restored from a backup? "
+        "Raise `backfill` of the bindings to build their tables anew",
+    )
+
+
+def prune(
+    recovered: Recovered,
+    *,
+    byte_position: Callable[[str, int], int],
+    retired: Container[Producer] = frozenset(),
+) -> Recovered:
+    """Without the producers that will not be heard of again; those that were hinted stay."""
+    hinted = recovered.hinted_frontier.table
+    # A hint that nothing can have read yet guards every entry that was hinted, resolved or not.
+    guards = replace(
+        hinted.without_bytes(),
+        hinted_commit=np.full(len(hinted.producer), CLOCK_MAX),
+        last_commit=np.zeros(len(hinted.producer), np.int64),
+        offset=np.zeros(len(hinted.producer), np.int64),
+    )
+    guarded = recovered.committed_frontier.reduce(Frontier(table=guards))
+    kept = prune_producers(guarded, byte_position=byte_position, retired=retired)
+    return replace(recovered, committed_frontier=_common(recovered.committed_frontier, kept))
+
+
+def _common(frontier: Frontier, kept: Frontier) -> Frontier:
+    """The entries of `frontier` that `kept` has too."""
+    mine, _ = frontier.table.join(kept.table)
+    rows = np.zeros(len(frontier.table.producer), np.bool_)
+    rows[mine] = True
+    return replace(frontier, table=frontier.table.take(rows))
