@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from penstock.errors import UserError
 from penstock.journal.names import encode_value
-from penstock.journal.selector import PartitionFilter
+from penstock.journal.selector import MisnamedJournal, PartitionFilter
 from penstock.model import pointer
 from penstock.model.clock import CLOCK_MAX, NEVER, UNIX_EPOCH, Clock, duration, from_unix
 from penstock.model.columns import Column
 from penstock.model.columns import columns as layout
 from penstock.model.hints import HintIndex, HintTarget
+from penstock.model.json_order import Json
 from penstock.model.schema import compiled
 from penstock.model.sequence import Bounds
 from penstock.model.spec import (
@@ -128,6 +129,8 @@ class Binding:
     def reads(self, journal: str) -> bool:
         """Whether it reads the journal of this full name; raises MisnamedJournal."""
         prefix = self.collection.name + "/"
+        if journal in ("", prefix):
+            raise MisnamedJournal(f'"{journal}" is not the name of a journal')
         return journal.startswith(prefix) and self.partitions.matches(journal[len(prefix) :])
 
 
@@ -199,7 +202,7 @@ def materialization_bindings(
     catalog: Catalog,
     spec: MaterializationSpec,
     *,
-    resource_paths: Mapping[int, Sequence[str]] | None = None,
+    path: Callable[[Json], Sequence[str]] | None = None,
 ) -> tuple[Binding, ...]:
     """The active bindings of a materialization.
 
@@ -207,10 +210,9 @@ def materialization_bindings(
     never delayed, and are read whole: which fields are stored, whether the root document is among
     them, and what reductions and deletions look at, is settled with the connector.
 
-    `resource_paths`, by index, is how the connector names its resources. Without it a resource is
-    named by the texts in it, in the order of their names, as {schema: public, table: orders}.
+    `path` is how the connector names a resource. Without it, a resource is named by its texts in
+    the order of their members: {table: orders, schema: public} is public, orders.
     """
-    paths = resource_paths or {}
     task = f"materialization {spec.name}"
     bindings = []
     for index, binding in enumerate(spec.bindings):
@@ -219,12 +221,13 @@ def materialization_bindings(
         where = f"{task}, binding {index}"
         collection = _collection(catalog, binding.source, where)
         key = _group_key(binding, collection, where)
-        path = ",".join(map(encode_value, paths.get(index) or _resource_path(binding)))
+        resource = (path or _texts)(binding.resource.value) or (collection.name,)
+        name = f"{','.join(map(encode_value, resource))}.v{binding.backfill}"
         bindings.append(
             Binding(
                 index=index,
                 collection=collection,
-                read_suffix=f"materialize/{spec.name}/{path}.v{binding.backfill}",
+                read_suffix=f"materialize/{spec.name}/{name}",
                 priority=binding.priority,
                 key=key,
                 key_kind=key_kind(collection, key),
@@ -401,11 +404,10 @@ def _group_key(
     return tuple(locations)
 
 
-def _resource_path(binding: MaterializationBinding) -> Sequence[str]:
+def _texts(resource: Json) -> Sequence[str]:
     """Options such as `delta_updates` are no text: changing them does not read everything again."""
-    resource = binding.resource.value
-    texts = [text for _, text in sorted(resource.items()) if isinstance(text, str) and text]
-    return texts or [binding.source.collection]
+    members = sorted(resource.items()) if isinstance(resource, dict) else ()
+    return [text for _, text in members if isinstance(text, str) and text]
 
 
 def _is_read_only(derivation: DerivationSpec, transform: Transform) -> bool:
