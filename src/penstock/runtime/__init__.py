@@ -1,0 +1,1 @@
+"""Transactions: what is in one, in what order it happens, and when it counts."""
