@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ SECOND = duration(1)
 
 
 def collection(name: str, *partitions: str, key: tuple[str, ...] = ("/id",)) -> CollectionSpec:
-    properties = {"id": {"type": "integer"}} | {each: {"type": "string"} for each in partitions}
+    properties: Any = {"id": {"type": "integer"}} | {p: {"type": "string"} for p in partitions}
     schema = Frozen({"type": "object", "required": list(properties), "properties": properties})
     fields = tuple(Field(name=p, location=f"/{p}", partition=True) for p in partitions)
     return CollectionSpec(
@@ -500,9 +501,11 @@ def test_a_materialization_shuffles_by_the_keys_of_its_rows(catalog: Catalog) ->
 
 def test_the_connector_names_the_resources_of_a_materialization(catalog: Catalog) -> None:
     spec = replace(catalog.materializations[0], bindings=catalog.materializations[0].bindings[:3])
-    (first, second) = materialization_bindings(
-        catalog, spec, path=lambda resource: ("main", resource["table"].upper())
-    )
+
+    def path(resource: Any) -> tuple[str, str]:  # noqa: ANN401 - any JSON value
+        return "main", resource["table"].upper()
+
+    (first, second) = materialization_bindings(catalog, spec, path=path)
     assert first.state_key == "main,ORDERS.v1"
     assert second.state_key == "main,A%2CB%2FC.v0"
 
