@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -16,11 +16,12 @@ from penstock.journal.journals import Journals
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.splits import Piece, Split, schema_of, splits
-from penstock.journal.state import Fragment, JournalState, Record
+from penstock.journal.state import Blob, Fragment, JournalState, Record
 from penstock.journal.timeline import Unit
 from penstock.model.columns import Column
 
 _BEGIN: Final = attrgetter("begin")
+_END: Final = attrgetter("end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +71,37 @@ class Planner:
         Compaction may have moved them since their record was read, and sealed the record too.
         """
         found: list[VisibleRows] = []
-        pages: dict[str, tuple[Record, ...]] = {}
+        journals: dict[str, _Held] = {}
         for unit in units:
-            state = states[unit.journal]
+            if unit.journal not in journals:
+                journals[unit.journal] = _Held(states[unit.journal], self._page)
             for rows in unit.visible:
-                begin = rows.fragment.begin
-                held: Sequence[Record] = state.records
-                for page in state.pages:
-                    if page.begin <= begin < page.end:
-                        if page.path not in pages:
-                            pages[page.path] = await self._page(page.path)
-                        held = pages[page.path]
-                at = bisect_left(held, begin, key=_BEGIN)
-                now = held[at] if at < len(held) else None
-                if isinstance(now, Fragment) and now.begin == begin:
-                    found.append(replace(rows, fragment=now))
-                # else it is below what the journal retains: its rows are gone
+                now = await journals[unit.journal].fragment(rows.fragment.begin)
+                if now is not None:  # else it is below what the journal retains: they are gone
+                    found += [replace(rows, fragment=now)]
         return found
+
+    async def surveyed(
+        self, name: str, visible: Iterable[VisibleRows], state: JournalState | None
+    ) -> Scanned:
+        """Rows of a journal where its newest state has them, and all that shares their objects.
+
+        Costs by these rows and objects, however long the journal is. Rows that it no longer has
+        stay where they were: until garbage collection takes the object, they can still be read.
+        """
+        held = _Held(state or JournalState(), self._page)
+        found: list[VisibleRows] = []
+        sharing: dict[str, list[Fragment]] = {}
+        for rows in visible:
+            now = await held.fragment(rows.fragment.begin)
+            found.append(rows if now is None else replace(rows, fragment=now))
+            if now is not None and isinstance(now.at, Blob) and now.at.path not in sharing:
+                sharing[now.at.path] = await held.sharing(now, now.at)
+        return Scanned(
+            name=name,
+            records=tuple(fragment for some in sharing.values() for fragment in some),
+            visible=tuple(sorted(found, key=_fragment_begin)),
+        )
 
     async def layouts(self, pieces: Iterable[Piece]) -> dict[str, Column]:
         """The layouts that pieces were written in, by the fingerprints of their schemas."""
@@ -99,3 +114,68 @@ class Planner:
 
     async def _page(self, path: str) -> tuple[Record, ...]:
         return decode_page(await asyncio.to_thread(self.blobs.read, path))
+
+
+def _fragment_begin(rows: VisibleRows) -> int:
+    return rows.fragment.begin
+
+
+class _Held:
+    """The records that a journal holds, by offset; pages are read when a record of theirs is."""
+
+    def __init__(
+        self, state: JournalState, page: Callable[[str], Awaitable[tuple[Record, ...]]]
+    ) -> None:
+        self._state = state
+        self._page = page
+        self._pages: dict[int, tuple[Record, ...]] = {}
+
+    async def fragment(self, begin: int) -> Fragment | None:
+        """The fragment that begins at an offset."""
+        records = await self._part(self._part_of(begin))
+        at = bisect_left(records, begin, key=_BEGIN)
+        now = records[at] if at < len(records) else None
+        return now if isinstance(now, Fragment) and now.begin == begin else None
+
+    async def sharing(self, fragment: Fragment, blob: Blob) -> list[Fragment]:
+        """All fragments of the object that one of them lies in.
+
+        Compaction takes fragments that follow each other, so they still do, with ACKs between.
+        """
+        found = [fragment]
+        for step in (-1, 1) if blob.row else (1,):
+            async for record in self._beside(fragment, step):
+                if not isinstance(record, Fragment):
+                    continue
+                if not isinstance(record.at, Blob) or record.at.path != blob.path:
+                    break
+                found.append(record)
+                if step < 0 and not record.at.row:
+                    break
+        return found
+
+    async def _beside(self, record: Record, step: int) -> AsyncIterator[Record]:
+        """What comes before a record, or after it, nearest first."""
+        part = self._part_of(record.begin)
+        records = await self._part(part)
+        at = bisect_left(records, record.begin, key=_BEGIN) + step
+        while True:
+            while 0 <= at < len(records):
+                yield records[at]
+                at += step
+            part += step
+            if not 0 <= part <= len(self._state.pages):
+                return
+            records = await self._part(part)
+            at = 0 if step > 0 else len(records) - 1
+
+    def _part_of(self, offset: int) -> int:
+        """Which page an offset is in; behind the last of them are the records of the state."""
+        return bisect_right(self._state.pages, offset, key=_END)
+
+    async def _part(self, part: int) -> tuple[Record, ...]:
+        if part == len(self._state.pages):
+            return self._state.records
+        if part not in self._pages:
+            self._pages[part] = await self._page(self._state.pages[part].path)
+        return self._pages[part]

@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from penstock.errors import UserError
 from penstock.journal.blobs import BlobStore
@@ -35,19 +37,31 @@ from penstock.journal.planning import Planner, Scanned
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
 from penstock.journal.schemas import Schemas, layout
 from penstock.journal.selector import EVERYTHING, LabelSelector
-from penstock.journal.splits import Piece, Split, pieces, read_split, splits
-from penstock.journal.state import Blob, Fragment
+from penstock.journal.splits import (
+    Piece,
+    Split,
+    fragment_of,
+    piece_bytes,
+    pieces,
+    read_split,
+    splits,
+)
+from penstock.journal.state import Blob, Fragment, Inline
 from penstock.model.columns import Column
 from penstock.model.runs import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from penstock.model.spec import CollectionSpec
 
 INTERVALS_MAX: Final = 200
 """Intervals in one filter; an expression with many more costs more than it saves."""
+
+LOCAL_BYTES_MAX: Final = 1 << 20
+LOCAL_PIECES_MAX: Final = 1024
+"""Inline rows that the driver decodes itself: far less work than to start Python in a task."""
 
 # --------------------------------------------------------------------------------------- planning
 
@@ -129,8 +143,8 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
     partly: dict[str, list[_Object]] = {}
     rest: list[VisibleRows] = []
     for journal in scanned:
-        objects = _objects(journal)
-        rest += [rows for rows in journal.visible if not isinstance(rows.fragment.at, Blob)]
+        objects, others = _objects(journal)
+        rest += others
         for each in objects.values():
             if not native or not each.known or any(rows.running_max for rows in each.visible):
                 rest += each.visible
@@ -155,16 +169,19 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
     return ScanPlan(native=found, rest=tuple(pieces(rest)))
 
 
-def _objects(journal: Scanned) -> dict[str, _Object]:
+def _objects(journal: Scanned) -> tuple[dict[str, _Object], list[VisibleRows]]:
+    """The objects that the records account for, and rows that lie in none of them."""
     objects: dict[str, _Object] = {}
+    others: list[VisibleRows] = []
     for record in journal.records:
         if isinstance(record, Fragment) and isinstance(record.at, Blob):
             path = record.at.path
             objects.setdefault(path, _Object(path)).fragments.append(record)
     for rows in journal.visible:
-        if isinstance(rows.fragment.at, Blob):
-            objects[rows.fragment.at.path].visible.append(rows)
-    return objects
+        at = rows.fragment.at
+        found = objects.get(at.path) if isinstance(at, Blob) else None
+        (others if found is None else found.visible).append(rows)
+    return objects, others
 
 
 def _filterable(objects: Sequence[_Object]) -> tuple[list[str], Intervals]:
@@ -255,11 +272,15 @@ def scan_frame(
 ) -> DataFrame:
     """The rows of a plan. Nothing is read until somebody asks for them."""
     names = _names(wanted, columns, meta=meta)
+    documents = names[:-STAMPS] if meta else names
     frames = list(_native_frames(spark, spark_root(blobs), plan.native, layouts, wanted))
-    if plan.rest or not frames:
-        frames.append(_arrow_frame(spark, blobs, splits(plan.rest, layouts), wanted))
-    united = reduce(type(frames[0]).union, frames)
-    return united.select(*map(_column, names))
+    local, distributed = _apart(plan.rest)
+    if distributed:
+        frames.append(_arrow_frame(spark, blobs, splits(distributed, layouts), wanted, documents))
+    if local or not frames:
+        split = Split(pieces=tuple(local), layouts=layouts)
+        frames.append(_local_frame(spark, blobs, split, wanted, documents))
+    return reduce(DataFrame.union, (frame.select(*map(_column, names)) for frame in frames))
 
 
 def _names(wanted: Column, columns: Sequence[str] | None, *, meta: bool) -> list[str]:
@@ -333,19 +354,57 @@ def _shown(shown: Intervals, written: Column) -> SparkColumn:
     )
 
 
+def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+    """What the driver has at hand and may read itself, and what is for tasks."""
+    inline = [piece for piece in rest if isinstance(fragment_of(piece).at, Inline)]
+    if len(inline) > LOCAL_PIECES_MAX or sum(map(piece_bytes, inline)) > LOCAL_BYTES_MAX:
+        return (), rest
+    return inline, [piece for piece in rest if isinstance(fragment_of(piece).at, Blob)]
+
+
+def _local_frame(
+    spark: SparkSession, blobs: BlobStore, split: Split, wanted: Column, documents: Sequence[str]
+) -> DataFrame:
+    """Rows that go to Spark with the query: no task reads them, and no Python starts for them."""
+    schema = _row_schema(wanted, documents)
+    rows = read_split(blobs, split, wanted, columns=documents)
+    table = pyarrow.Table.from_batches((_as(batch, schema) for batch in rows), schema)
+    return spark.createDataFrame(table, _frame_schema(wanted, documents))
+
+
 def _arrow_frame(
-    spark: SparkSession, blobs: BlobStore, all_splits: Sequence[Split], wanted: Column
+    spark: SparkSession,
+    blobs: BlobStore,
+    all_splits: Sequence[Split],
+    wanted: Column,
+    documents: Sequence[str],
 ) -> DataFrame:
     """A task for each split, which reads it by Arrow."""
     shared = spark.sparkContext.broadcast(all_splits)
-    schema = row_schema(wanted)
+    schema = _row_schema(wanted, documents)
 
     def read(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_numpy():
-                for rows in read_split(blobs, shared.value[int(number)], wanted):
-                    yield rows if rows.schema.equals(schema) else rows.cast(schema)
+                for rows in read_split(blobs, shared.value[int(number)], wanted, columns=documents):
+                    yield _as(rows, schema)
 
     count = len(all_splits)
-    numbers = spark.range(0, count, 1, numPartitions=max(1, count))
-    return numbers.mapInArrow(read, frame_schema(wanted))
+    numbers = spark.range(0, count, 1, numPartitions=count)
+    return numbers.mapInArrow(read, _frame_schema(wanted, documents))
+
+
+def _row_schema(wanted: Column, documents: Sequence[str]) -> pyarrow.Schema:
+    """These columns of documents and their stamps, for Arrow."""
+    schema = row_schema(wanted)
+    return pyarrow.schema([schema.field(name) for name in [*documents, *schema.names[-STAMPS:]]])
+
+
+def _frame_schema(wanted: Column, documents: Sequence[str]) -> StructType:
+    """The same, for Spark."""
+    schema = frame_schema(wanted)
+    return StructType([schema[name] for name in [*documents, *schema.names[-STAMPS:]]])
+
+
+def _as(rows: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    return rows if rows.schema.equals(schema) else rows.cast(schema)

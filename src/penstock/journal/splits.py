@@ -128,9 +128,14 @@ def _split(some: Sequence[Piece], layouts: Mapping[str, Column]) -> Split:
     return Split(pieces=tuple(some), layouts={name: layouts[name] for name in schemas})
 
 
+def fragment_of(piece: Piece) -> Fragment:
+    """Where the rows of a piece are."""
+    return piece if isinstance(piece, Fragment) else piece.fragment
+
+
 def schema_of(piece: Piece) -> str:
     """The fingerprint of the schema a piece was written under."""
-    return piece.schema if isinstance(piece, Fragment) else piece.fragment.schema
+    return fragment_of(piece).schema
 
 
 def read_split(

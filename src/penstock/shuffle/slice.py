@@ -1,0 +1,248 @@
+"""SPARK: the documents of a checkpoint, at the shards that own them, in the order to process them.
+
+    frame     the rows of one binding, of any number of journals, as one scan
+    routed    with their key, and the shard that owns it
+    exchange  all bindings together: partition i holds the rows of shard i, in order
+
+Which rows a checkpoint has was decided from the records alone (`Delivery`), so all that happens
+here is lazy: planning starts no job, and one job reads everything.
+
+**Order.** Rows of a shard come by priority, highest first, then by adjusted clock: the time at
+which their document was published, plus the delay of its binding. Producer and binding break ties.
+Since a producer never stamps two documents alike, that is total: the same deliveries give the same
+rows in the same order, whatever the number of shards, tasks, retries and attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as f
+
+from penstock.errors import Bug
+from penstock.journal.committed import VisibleRows
+from penstock.journal.rows import stamp_names
+from penstock.journal.scan import plan_scan, scan_frame, spark_root
+from penstock.journal.schemas import layout
+from penstock.model.clock import CLOCK_MAX
+from penstock.model.schema import compiled
+from penstock.native import keys, sql
+from penstock.shuffle.route import KeyColumns, key_columns, needed_columns, shard_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.journal.planning import Planner
+    from penstock.journal.state import JournalState
+    from penstock.model.columns import Column
+    from penstock.model.routing import Routing
+    from penstock.model.sequence import Bounds
+    from penstock.shuffle.binding import Binding
+    from penstock.shuffle.delivery import Delivery
+
+SHARD: Final = "_shard"
+PRIORITY: Final = "_priority"
+ADJUSTED_CLOCK: Final = "_adj_clock"
+PRODUCER: Final = "_producer"
+BINDING: Final = "_binding"
+CLOCK: Final = "_clock"
+FLAGS: Final = "_flags"
+KEY_HASH: Final = "_key_hash"
+KEY: Final = "_key"
+
+ROUTED: Final = (SHARD, PRIORITY, ADJUSTED_CLOCK, PRODUCER, BINDING, CLOCK, FLAGS, KEY_HASH, KEY)
+"""The columns of a routed row, before its document."""
+
+FEW_BYTES: Final = 8 << 20
+"""Stored rows up to this are read by one task rather than exchanged, where there is one shard."""
+
+
+def document_column(binding: Binding) -> str:
+    """The name of the struct that holds documents of a binding: no member of them can clash."""
+    return f"d{binding.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """What is the same for all frames of a binding. Expressions cost calls into the JVM."""
+
+    root: Column
+    key: KeyColumns
+
+
+@dataclass(slots=True, kw_only=True)
+class Slice:
+    """Reads what a Session delivers."""
+
+    spark: SparkSession
+    planner: Planner
+    bindings: Sequence[Binding]
+    routing: Routing
+    _known: dict[int, _Prepared] = field(default_factory=dict, init=False)
+
+    async def shuffled(
+        self, deliveries: Iterable[Delivery], states: Mapping[str, JournalState]
+    ) -> DataFrame:
+        """Deliveries of any bindings, at the shards that own them and in order (see `exchange`).
+
+        There is a column of documents for each binding that has deliveries.
+        """
+        by_binding: dict[int, list[Delivery]] = {}
+        stored_bytes = 0
+        for delivery in deliveries:
+            by_binding.setdefault(delivery.binding, []).append(delivery)
+            stored_bytes += delivery.bytes
+        if unknown := by_binding.keys() - {binding.index for binding in self.bindings}:
+            raise Bug(f"deliveries for bindings {sorted(unknown)}, which the task does not have")
+        read = [each for each in self.bindings if each.index in by_binding] or self.bindings[:1]
+        frames = [
+            self.routed(await self.frame(each, by_binding.get(each.index, ()), states), each)
+            for each in read
+        ]
+        return self.exchange(frames, few=stored_bytes <= FEW_BYTES)
+
+    async def frame(
+        self,
+        binding: Binding,
+        deliveries: Iterable[Delivery],
+        states: Mapping[str, JournalState],
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """The documents of a binding in the layout of its read schema, then their stamps.
+
+        `states` are the newest states of the journals: compaction may have moved rows since they
+        were sequenced. `columns` are members of documents, by default those that the binding says;
+        the columns of its key are always there too. The rows have no order.
+        """
+        prepared = self._prepared(binding)
+        visible: dict[str, list[VisibleRows]] = {}
+        for delivery in deliveries:
+            if delivery.binding != binding.index:
+                raise Bug(f"a delivery for binding {delivery.binding} in binding {binding.index}")
+            rows = (rows for rows in delivery.rows if _overlaps(binding.bounds, rows))
+            visible.setdefault(delivery.journal, []).extend(rows)
+        plan = plan_scan(
+            [
+                await self.planner.surveyed(journal, rows, states.get(journal))
+                for journal, rows in visible.items()
+            ],
+            native=spark_root(self.planner.blobs) is not None,
+        )
+        schemas = self.planner.schemas
+        layouts = {name: await schemas.layout(name) for name in plan.native}
+        layouts |= await self.planner.layouts(plan.rest)
+        root, wanted = prepared.root, binding.columns if columns is None else columns
+        if wanted is not None:
+            wanted = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.key.needs]))
+        frame = await asyncio.to_thread(
+            lambda: scan_frame(
+                self.spark, self.planner.blobs, plan, layouts, root, columns=wanted, meta=True
+            )
+        )
+        if all(_admits(binding.bounds, rows) for some in visible.values() for rows in some):
+            return frame
+        return frame.where(_within(binding.bounds, stamp_names(root).clock))
+
+    def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
+        """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""
+        prepared = self._prepared(binding)
+        stamps = stamp_names(prepared.root)
+        taken = {stamps.clock, stamps.producer, stamps.flags}
+        documents = [_column(name) for name in frame.columns if name not in taken]
+        clock = _column(stamps.clock)
+        adjusted = clock
+        if binding.read_delay:
+            later = f.try_add(clock, f.lit(binding.read_delay))
+            adjusted = f.coalesce(later, f.lit(CLOCK_MAX))
+        packed = frame.select(
+            f.lit(binding.priority).alias(PRIORITY),
+            adjusted.alias(ADJUSTED_CLOCK),
+            _column(stamps.producer).alias(PRODUCER),
+            f.lit(binding.index).alias(BINDING),
+            clock.alias(CLOCK),
+            _column(stamps.flags).alias(FLAGS),
+            prepared.key.packed.alias(KEY),
+            f.struct(*documents).alias(document_column(binding)),
+        )
+        hashed = packed.withColumn(KEY_HASH, keys.key_hash(f.col(KEY)))
+        shard = shard_column(
+            self.routing,
+            f.col(KEY_HASH),
+            KEY_HASH,
+            CLOCK,
+            filter_r_clocks=binding.filter_r_clocks,
+        )
+        return hashed.select("*", shard.alias(SHARD)).select(*ROUTED, document_column(binding))
+
+    def exchange(self, frames: Sequence[DataFrame], *, few: bool = False) -> DataFrame:
+        """Routed rows of several bindings: partition i has those of shard i, in order.
+
+        `ROUTED`, then a column of documents for each frame, which is NULL in rows of others. With
+        `few`, the rows are so few that one task may read them all.
+        """
+        united = reduce(_union, frames)
+        count = len(self.routing.shards)
+        if count == 1 and few:
+            placed = united.coalesce(1)
+        else:
+            placed = united.repartitionById(count, _checked_shard(count))
+        order: list[SparkColumn] = [f.col(ADJUSTED_CLOCK), f.col(PRODUCER)]
+        # What is the same in all rows is no help to a sort that compares the first column's bytes.
+        if len({binding.priority for binding in self.bindings}) > 1:
+            order.insert(0, f.col(PRIORITY).desc())
+        if len(self.bindings) > 1:
+            order.append(f.col(BINDING))
+        return placed.sortWithinPartitions(*order)
+
+    def _prepared(self, binding: Binding) -> _Prepared:
+        if binding.index not in self._known:
+            schema = binding.collection.read_schema.text
+            root = layout(schema)
+            key = key_columns(compiled(schema).shape, root, binding.key)
+            self._known[binding.index] = _Prepared(root=root, key=key)
+        return self._known[binding.index]
+
+
+def _union(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.unionByName(right, allowMissingColumns=True)
+
+
+def _checked_shard(count: int) -> SparkColumn:
+    """Spark would take a row without a shard for one of the first, and wrap one beyond the last."""
+    shard = f.col(SHARD)
+    wrong = f.concat(
+        f.lit("a row is for shard "),
+        f.coalesce(shard.cast("string"), f.lit("NULL")),
+        f.lit(f" of {count}"),
+    )
+    return f.when(shard.between(0, count - 1), shard).otherwise(f.raise_error(wrong).cast("int"))
+
+
+def _column(name: str) -> SparkColumn:
+    return f.col(sql.name(name))
+
+
+# ----------------------------------------------------------------------------------------- bounds
+
+
+def _overlaps(bounds: Bounds, rows: VisibleRows) -> bool:
+    """Whether some row of a run may be within bounds."""
+    run = rows.run
+    low = max(bounds.not_before, bounds.truncated_at)
+    return run.clock_max >= low and run.clock_min < bounds.not_after
+
+
+def _admits(bounds: Bounds, rows: VisibleRows) -> bool:
+    """Whether every row of a run is."""
+    return bounds.admit(rows.run.clock_min) and bounds.admit(rows.run.clock_max)
+
+
+def _within(bounds: Bounds, clock: str) -> SparkColumn:
+    low = max(bounds.not_before, bounds.truncated_at)
+    return (_column(clock) >= f.lit(low)) & (_column(clock) < f.lit(bounds.not_after))
