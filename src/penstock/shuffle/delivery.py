@@ -30,11 +30,15 @@ class Delivery:
     commit: Clock
     """Of the close. No row has a later clock, and none of the next delivery an earlier one."""
     rows: tuple[VisibleRows, ...]
-    """In the order of their clocks."""
+    """In the order of their clocks; a commit without any makes no delivery."""
     bytes: int
     """Their share of what is stored."""
     lsn: int = 0
     """The round that read it."""
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError(f"the commit at {self.commit:#x} has no rows to deliver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
