@@ -7,7 +7,7 @@ neither end ever holds a large message, and a delivery may go on from one part t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from penstock.model.frontier import EMPTY, Frontier
 from penstock.model.frontier_codec import CorruptFrontier
 from penstock.model.sequence import SequenceError
 from penstock.servicekit.secrets import mask
+from penstock.shuffle.binding import Binding
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.proto import shuffle_pb2 as pb
 
@@ -70,6 +71,21 @@ def resume_of(data: bytes) -> Frontier:
             why=error.what if error.why is None else f"{error.what}: {error.why}",
             fix="pass the frontier that a session of this task has handed out",
         ) from None
+
+
+def to_opened(bindings: Iterable[Binding]) -> pb.Opened:
+    """What a session reads, as its client is told."""
+    return pb.Opened(
+        bindings=[
+            pb.Binding(
+                index=binding.index,
+                collection=binding.collection.name,
+                read_suffix=binding.read_suffix,
+                priority=binding.priority,
+            )
+            for binding in bindings
+        ]
+    )
 
 
 # ----------------------------------------------------------------------------------- checkpoints

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/shuffle/proto/shuffle.proto\x12\x13penstock.shuffle.v1\"\xb9\x01\n\x0eSessionRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.penstock.shuffle.v1.OpenH\x00\x12>\n\x0fnext_checkpoint\x18\x02 \x01(\x0b\x32#.penstock.shuffle.v1.NextCheckpointH\x00\x12\x31\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x1d.penstock.shuffle.v1.ConsumedH\x00\x42\t\n\x07request\"B\n\x04Open\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\r\x12\x0e\n\x06resume\x18\x03 \x01(\x0c\x12\x0c\n\x04more\x18\x04 \x01(\x08\".\n\x0eNextCheckpoint\x12\x12\n\x05until\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_until\"\x1e\n\x08\x43onsumed\x12\x12\n\ncheckpoint\x18\x01 \x01(\x04\"\x9d\x02\n\x0fSessionResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.penstock.shuffle.v1.OpenedH\x00\x12\x39\n\ncheckpoint\x18\x02 \x01(\x0b\x32#.penstock.shuffle.v1.CheckpointPartH\x00\x12\x32\n\tcaught_up\x18\x03 \x01(\x0b\x32\x1d.penstock.shuffle.v1.CaughtUpH\x00\x12/\n\x07waiting\x18\x04 \x01(\x0b\x32\x1c.penstock.shuffle.v1.WaitingH\x00\x12/\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1c.penstock.shuffle.v1.FailureH\x00\x42\n\n\x08response\"8\n\x06Opened\x12.\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x1c.penstock.shuffle.v1.Binding\"S\n\x07\x42inding\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0bread_suffix\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\"\x9c\x01\n\x0e\x43heckpointPart\x12\x12\n\ncheckpoint\x18\x01 \x01(\x04\x12\x10\n\x08\x66rontier\x18\x02 \x01(\x0c\x12\x10\n\x08journals\x18\x03 \x03(\t\x12\x11\n\tfragments\x18\x04 \x03(\x0c\x12\x31\n\ndeliveries\x18\x05 \x03(\x0b\x32\x1d.penstock.shuffle.v1.Delivery\x12\x0c\n\x04more\x18\x06 \x01(\x08\"\xad\x01\n\x08\x44\x65livery\x12\x11\n\tcontinued\x18\x01 \x01(\x08\x12\x0f\n\x07journal\x18\x02 \x01(\r\x12\x0f\n\x07\x62inding\x18\x03 \x01(\r\x12\x10\n\x08producer\x18\x04 \x01(\x04\x12\x0e\n\x06\x63ommit\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x0b\n\x03lsn\x18\x07 \x01(\x04\x12.\n\x04rows\x18\x08 \x03(\x0b\x32 .penstock.shuffle.v1.VisibleRows\"S\n\x0bVisibleRows\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\r\x12\x10\n\x08\x63lock_gt\x18\x03 \x01(\x04\x12\x13\n\x0brunning_max\x18\x04 \x01(\x08\"\n\n\x08\x43\x61ughtUp\"\x16\n\x07Waiting\x12\x0b\n\x03why\x18\x01 \x01(\t\"N\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\r\n\x05where\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x0b\n\x03\x66ix\x18\x05 \x01(\t2c\n\x07Shuffle\x12X\n\x07Session\x12#.penstock.shuffle.v1.SessionRequest\x1a$.penstock.shuffle.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$penstock/shuffle/proto/shuffle.proto\x12\x13penstock.shuffle.v1\"\xed\x01\n\x0eSessionRequest\x12)\n\x04open\x18\x01 \x01(\x0b\x32\x19.penstock.shuffle.v1.OpenH\x00\x12>\n\x0fnext_checkpoint\x18\x02 \x01(\x0b\x32#.penstock.shuffle.v1.NextCheckpointH\x00\x12\x31\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x1d.penstock.shuffle.v1.ConsumedH\x00\x12\x32\n\tcaught_up\x18\x04 \x01(\x0b\x32\x1d.penstock.shuffle.v1.CaughtUpH\x00\x42\t\n\x07request\"B\n\x04Open\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\r\x12\x0e\n\x06resume\x18\x03 \x01(\x0c\x12\x0c\n\x04more\x18\x04 \x01(\x08\"\x10\n\x0eNextCheckpoint\"\x1e\n\x08\x43onsumed\x12\x12\n\ncheckpoint\x18\x01 \x01(\x04\"\x9d\x02\n\x0fSessionResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.penstock.shuffle.v1.OpenedH\x00\x12\x39\n\ncheckpoint\x18\x02 \x01(\x0b\x32#.penstock.shuffle.v1.CheckpointPartH\x00\x12\x32\n\tcaught_up\x18\x03 \x01(\x0b\x32\x1d.penstock.shuffle.v1.CaughtUpH\x00\x12/\n\x07waiting\x18\x04 \x01(\x0b\x32\x1c.penstock.shuffle.v1.WaitingH\x00\x12/\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1c.penstock.shuffle.v1.FailureH\x00\x42\n\n\x08response\"8\n\x06Opened\x12.\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x1c.penstock.shuffle.v1.Binding\"S\n\x07\x42inding\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0bread_suffix\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\"\x9c\x01\n\x0e\x43heckpointPart\x12\x12\n\ncheckpoint\x18\x01 \x01(\x04\x12\x10\n\x08\x66rontier\x18\x02 \x01(\x0c\x12\x10\n\x08journals\x18\x03 \x03(\t\x12\x11\n\tfragments\x18\x04 \x03(\x0c\x12\x31\n\ndeliveries\x18\x05 \x03(\x0b\x32\x1d.penstock.shuffle.v1.Delivery\x12\x0c\n\x04more\x18\x06 \x01(\x08\"\xad\x01\n\x08\x44\x65livery\x12\x11\n\tcontinued\x18\x01 \x01(\x08\x12\x0f\n\x07journal\x18\x02 \x01(\r\x12\x0f\n\x07\x62inding\x18\x03 \x01(\r\x12\x10\n\x08producer\x18\x04 \x01(\x04\x12\x0e\n\x06\x63ommit\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x0b\n\x03lsn\x18\x07 \x01(\x04\x12.\n\x04rows\x18\x08 \x03(\x0b\x32 .penstock.shuffle.v1.VisibleRows\"S\n\x0bVisibleRows\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\r\x12\x10\n\x08\x63lock_gt\x18\x03 \x01(\x04\x12\x13\n\x0brunning_max\x18\x04 \x01(\x08\"\x1c\n\x08\x43\x61ughtUp\x12\x10\n\x08revision\x18\x01 \x01(\x04\"\x16\n\x07Waiting\x12\x0b\n\x03why\x18\x01 \x01(\t\"N\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\r\n\x05where\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x0b\n\x03\x66ix\x18\x05 \x01(\t2c\n\x07Shuffle\x12X\n\x07Session\x12#.penstock.shuffle.v1.SessionRequest\x1a$.penstock.shuffle.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.shuffle.proto.shuf
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SESSIONREQUEST']._serialized_start=62
-  _globals['_SESSIONREQUEST']._serialized_end=247
-  _globals['_OPEN']._serialized_start=249
-  _globals['_OPEN']._serialized_end=315
-  _globals['_NEXTCHECKPOINT']._serialized_start=317
-  _globals['_NEXTCHECKPOINT']._serialized_end=363
-  _globals['_CONSUMED']._serialized_start=365
-  _globals['_CONSUMED']._serialized_end=395
-  _globals['_SESSIONRESPONSE']._serialized_start=398
-  _globals['_SESSIONRESPONSE']._serialized_end=683
-  _globals['_OPENED']._serialized_start=685
-  _globals['_OPENED']._serialized_end=741
-  _globals['_BINDING']._serialized_start=743
-  _globals['_BINDING']._serialized_end=826
-  _globals['_CHECKPOINTPART']._serialized_start=829
-  _globals['_CHECKPOINTPART']._serialized_end=985
-  _globals['_DELIVERY']._serialized_start=988
-  _globals['_DELIVERY']._serialized_end=1161
-  _globals['_VISIBLEROWS']._serialized_start=1163
-  _globals['_VISIBLEROWS']._serialized_end=1246
-  _globals['_CAUGHTUP']._serialized_start=1248
-  _globals['_CAUGHTUP']._serialized_end=1258
-  _globals['_WAITING']._serialized_start=1260
-  _globals['_WAITING']._serialized_end=1282
-  _globals['_FAILURE']._serialized_start=1284
-  _globals['_FAILURE']._serialized_end=1362
-  _globals['_SHUFFLE']._serialized_start=1364
-  _globals['_SHUFFLE']._serialized_end=1463
+  _globals['_SESSIONREQUEST']._serialized_end=299
+  _globals['_OPEN']._serialized_start=301
+  _globals['_OPEN']._serialized_end=367
+  _globals['_NEXTCHECKPOINT']._serialized_start=369
+  _globals['_NEXTCHECKPOINT']._serialized_end=385
+  _globals['_CONSUMED']._serialized_start=387
+  _globals['_CONSUMED']._serialized_end=417
+  _globals['_SESSIONRESPONSE']._serialized_start=420
+  _globals['_SESSIONRESPONSE']._serialized_end=705
+  _globals['_OPENED']._serialized_start=707
+  _globals['_OPENED']._serialized_end=763
+  _globals['_BINDING']._serialized_start=765
+  _globals['_BINDING']._serialized_end=848
+  _globals['_CHECKPOINTPART']._serialized_start=851
+  _globals['_CHECKPOINTPART']._serialized_end=1007
+  _globals['_DELIVERY']._serialized_start=1010
+  _globals['_DELIVERY']._serialized_end=1183
+  _globals['_VISIBLEROWS']._serialized_start=1185
+  _globals['_VISIBLEROWS']._serialized_end=1268
+  _globals['_CAUGHTUP']._serialized_start=1270
+  _globals['_CAUGHTUP']._serialized_end=1298
+  _globals['_WAITING']._serialized_start=1300
+  _globals['_WAITING']._serialized_end=1322
+  _globals['_FAILURE']._serialized_start=1324
+  _globals['_FAILURE']._serialized_end=1402
+  _globals['_SHUFFLE']._serialized_start=1404
+  _globals['_SHUFFLE']._serialized_end=1503
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SessionRequest(_message.Message):
-    __slots__ = ("open", "next_checkpoint", "consumed")
+    __slots__ = ("open", "next_checkpoint", "consumed", "caught_up")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     open: Open
     next_checkpoint: NextCheckpoint
     consumed: Consumed
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., next_checkpoint: _Optional[_Union[NextCheckpoint, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ...) -> None: ...
+    caught_up: CaughtUp
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., next_checkpoint: _Optional[_Union[NextCheckpoint, _Mapping]] = ..., consumed: _Optional[_Union[Consumed, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("name", "shards", "resume", "more")
@@ -29,10 +31,8 @@ class Open(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shards: _Optional[int] = ..., resume: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class NextCheckpoint(_message.Message):
-    __slots__ = ("until",)
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
-    until: int
-    def __init__(self, until: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Consumed(_message.Message):
     __slots__ = ("checkpoint",)
@@ -121,8 +121,10 @@ class VisibleRows(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., run: _Optional[int] = ..., clock_gt: _Optional[int] = ..., running_max: _Optional[bool] = ...) -> None: ...
 
 class CaughtUp(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("revision",)
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
     __slots__ = ("why",)

@@ -1,0 +1,235 @@
+"""A session in another process: `RemoteSession`, with the methods of `Session`.
+
+Checkpoints come as the service has them, fragments, inline rows and all, so whoever can reach the
+blob store reads the documents itself. When the connection is lost the session is, too: its image
+here ends with an error, and the next session starts from the frontier that its owner has stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from penstock.consensus.committer.address import CommitterAddress
+from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.errors import Bug, PenstockError, Unavailable, UserError
+from penstock.journal.state import JournalState
+from penstock.model.frontier import EMPTY, Frontier
+from penstock.servicekit.secrets import mask, mask_url
+from penstock.shuffle import wire
+from penstock.shuffle.delivery import Checkpoint
+from penstock.shuffle.handover import Handover
+from penstock.shuffle.proto import shuffle_pb2 as pb
+from penstock.shuffle.session import SessionClosed
+
+log = logging.getLogger("penstock.shuffle")
+
+_CLOSE_S: Final = 10.0
+"""How long the service may take to tear the session down, until it is left to do so alone."""
+
+_Call = aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteBinding:
+    """What is told of a binding."""
+
+    index: int
+    collection: str
+    read_suffix: str
+    priority: int
+
+
+class RemoteSession:
+    """The image of a session; made by `open`, on the event loop where it is used."""
+
+    def __init__(self, url: str, channel: aio.Channel) -> None:
+        self.bindings: tuple[RemoteBinding, ...] = ()
+        self.states: dict[str, JournalState] = {}
+        """None are known here. Rows are where their checkpoint says: objects that compaction has
+        replaced since stay readable until garbage collection takes them."""
+        self._url = mask_url(url)
+        self._channel = channel
+        self._handover = Handover()
+        self._opened = False
+        self._assembly = wire.Assembly()
+        self._numbers: dict[int, tuple[int, Checkpoint]] = {}
+        """By `id`: checkpoints do not hash, and one that is here keeps its id."""
+        self._caught_up = -1
+        self._why = "the session is being opened"
+        self._requests: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, url: str, name: str, *, shards: int = 1, resume: Frontier = EMPTY) -> Self:
+        """A session of a task or a collection at the service that `url` names.
+
+        `url` is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
+        """
+        address = CommitterAddress.parse(url)
+        session = cls(url, _channel(address))
+        try:
+            for request in wire.open_requests(name, shards, resume):
+                session._requests.put_nowait(request)
+            call = session._call(_metadata(address))
+            session._reading = asyncio.create_task(session._read(call), name="remote session")
+            await session._handover.until(lambda: session._opened)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def next_checkpoint(self) -> Checkpoint:
+        """As `Session.next_checkpoint`."""
+        request = pb.SessionRequest(next_checkpoint=pb.NextCheckpoint())
+        return await self._handover.take(lambda: self._requests.put_nowait(request))
+
+    def consumed(self, checkpoint: Checkpoint) -> None:
+        """As `Session.consumed`."""
+        if self._handover.ended is not None:
+            return
+        number, known = self._numbers.pop(id(checkpoint), (0, None))
+        if known is not checkpoint:
+            raise Bug("a checkpoint was consumed that this session has not given, or twice")
+        request = pb.SessionRequest(consumed=pb.Consumed(checkpoint=number))
+        self._requests.put_nowait(request)
+
+    async def caught_up(self, revision: int) -> None:
+        """As `Session.caught_up`."""
+        if self._caught_up < revision:
+            caught_up = pb.CaughtUp(revision=revision)
+            self._requests.put_nowait(pb.SessionRequest(caught_up=caught_up))
+        given = self._handover
+        await given.until(lambda: given.empty and self._caught_up >= revision)
+
+    def waiting_for(self) -> str:
+        """As `Session.waiting_for`, as of a few seconds ago."""
+        ended = self._handover.ended
+        return self._why if ended is None else f"the session has ended: {ended}"
+
+    async def close(self) -> None:
+        """As `Session.close`; waits for the service, but not for one that does not answer."""
+        self._handover.end(SessionClosed("the session is closed"))
+        self._requests.put_nowait(None)
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=_CLOSE_S)
+            self._reading.cancel()
+        await self._channel.close()
+
+    # ------------------------------------------------------------------------------------ details
+
+    def _call(self, metadata: tuple[tuple[str, str], ...]) -> _Call:
+        method: aio.StreamStreamMultiCallable[pb.SessionRequest, pb.SessionResponse] = (
+            self._channel.stream_stream(
+                wire.SESSION,
+                request_serializer=pb.SessionRequest.SerializeToString,
+                response_deserializer=pb.SessionResponse.FromString,
+            )
+        )
+        return method(self._sent(), metadata=metadata)
+
+    async def _sent(self) -> AsyncIterator[pb.SessionRequest]:
+        """Requests as they come, until the session is closed: that ends our side of the stream."""
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+    async def _read(self, call: _Call) -> None:
+        """Take in what the service sends; whatever ends the stream ends the session."""
+        try:
+            async for response in call:
+                self._take(response)
+            self._handover.end(Unavailable("the service ended the session", where=self._url))
+        except PenstockError as error:
+            self._handover.end(error)
+        except aio.AioRpcError as error:
+            self._handover.end(_lost(error, self._url))
+        finally:
+            call.cancel()
+
+    def _take(self, response: pb.SessionResponse) -> None:
+        match response.WhichOneof("response"):
+            case "opened":
+                self.bindings = tuple(map(_binding_of, response.opened.bindings))
+                self._opened = True
+                self._handover.notify()
+            case "checkpoint":
+                self._assemble(response.checkpoint)
+            case "caught_up":
+                self._caught_up = max(self._caught_up, response.caught_up.revision)
+                self._handover.notify()
+            case "waiting":
+                self._why = response.waiting.why
+            case "failure":
+                raise wire.from_failure(response.failure)
+            case _:
+                log.debug("a message of a newer release was passed over")
+
+    def _assemble(self, part: pb.CheckpointPart) -> None:
+        checkpoint = self._assembly.add(part)
+        if checkpoint is not None:
+            self._numbers[id(checkpoint)] = part.checkpoint, checkpoint
+            self._assembly = wire.Assembly()
+            self._handover.give(checkpoint)
+
+
+def _binding_of(message: pb.Binding) -> RemoteBinding:
+    return RemoteBinding(
+        index=message.index,
+        collection=message.collection,
+        read_suffix=message.read_suffix,
+        priority=message.priority,
+    )
+
+
+def _lost(error: aio.AioRpcError, url: str) -> PenstockError:
+    """What a status means to whoever had a session."""
+    details = mask(error.details() or error.code().name)
+    match error.code():
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return UserError(
+                "the shuffle service refused the connection",
+                where=url,
+                why=details,
+                fix="name a file with a valid token: grpc://host:port?token_file=FILE",
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Unavailable("the shuffle service is full", where=url, why=details)
+        case _:
+            return Unavailable(
+                "the connection to the shuffle service is lost",
+                where=url,
+                why=details,
+                fix="open another session, with the frontier that was stored last",
+            )
+
+
+def _channel(address: CommitterAddress) -> aio.Channel:
+    options = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    if not address.tls:
+        return aio.insecure_channel(address.target, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_contents(address.ca),
+        private_key=_contents(address.key),
+        certificate_chain=_contents(address.cert),
+    )
+    return aio.secure_channel(address.target, credentials, options=options)
+
+
+def _metadata(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
+    token = _contents(address.token_file)
+    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
+
+
+def _contents(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
+        ) from error

@@ -1,0 +1,297 @@
+"""Sessions for other processes, over gRPC (`proto/shuffle.proto`).
+
+    async with serving(ShuffleService(planner, resolve, now=now)) as address:
+        …                       # RemoteSession.open(address, "acme/orders")
+
+Each stream is a session of its own, made of the bindings that `resolve` finds for the name of a
+task or a collection. A slow client holds back itself and nobody else: until it asks again, its
+session plans nothing. One that vanishes takes its session with it.
+
+Clients get no documents from here. A checkpoint names fragments, which whoever processes them reads
+from the blob store, on as many machines as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from itertools import count
+from typing import Any, Final
+
+from penstock.consensus.committer.address import is_loopback, join, parse_listen
+from penstock.consensus.committer.auth import (
+    ANYBODY,
+    Access,
+    Principal,
+    TokenFile,
+    authorization_of,
+)
+from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.consensus.committer.service import SERVER_OPTIONS
+from penstock.consensus.store import Determinate
+from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
+from penstock.journal.names import collection_prefix
+from penstock.journal.planning import Planner
+from penstock.model.clock import Clock
+from penstock.model.routing import split_shards
+from penstock.servicekit.logs import fields
+from penstock.shuffle import wire
+from penstock.shuffle.binding import Binding
+from penstock.shuffle.delivery import Checkpoint
+from penstock.shuffle.handover import first_error
+from penstock.shuffle.proto import shuffle_pb2 as pb
+from penstock.shuffle.session import Session
+from penstock.shuffle.state import Options
+
+log = logging.getLogger("penstock.shuffle")
+
+SESSIONS_MAX: Final = 256
+"""Of one service. Each follows its collections and holds what it has not handed out."""
+
+RESUME_BYTES_MAX: Final = 256 << 20
+"""Of a frontier to resume from: millions of producers."""
+
+UNCONSUMED_MAX: Final = 1_000
+"""Checkpoints that a client has and does not say to have consumed."""
+
+WAITING_S: Final = 5.0
+"""How often a client that waits is told what for."""
+
+_STOP_S: Final = 1.0
+
+Context = aio.ServicerContext[Any, Any]
+Resolve = Callable[[str], Awaitable[Sequence[Binding]]]
+"""The bindings of a task or a collection; raises `UserError` if there is none of that name."""
+
+
+class ShuffleService:
+    """The handler of the protocol."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        resolve: Resolve,
+        *,
+        now: Callable[[], Clock],
+        options: Options = Options(),  # noqa: B008 - frozen
+        tokens: TokenFile | None = None,
+        sessions_max: int = SESSIONS_MAX,
+        waiting_s: float = WAITING_S,
+    ) -> None:
+        self.tokens = tokens
+        self._planner = planner
+        self._resolve = resolve
+        self._now = now
+        self._options = options
+        self._sessions_max = sessions_max
+        self._waiting_s = waiting_s
+        self._serving: set[asyncio.Task[None]] = set()
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._serving)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `aio.Server.add_generic_rpc_handlers`."""
+        session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            self._serve,
+            request_deserializer=pb.SessionRequest.FromString,
+            response_serializer=pb.SessionResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(wire.SERVICE, {"Session": session})
+
+    async def close(self) -> None:
+        """End every session, and wait until nothing of them is left."""
+        for serving in (ending := list(self._serving)):
+            serving.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _serve(self, _: object, context: Context) -> None:
+        """One stream; gRPC cancels it when the client vanishes."""
+        who = ANYBODY
+        if self.tokens is not None:
+            try:
+                authorization = authorization_of(context.invocation_metadata() or ())
+                who = self.tokens.authenticate(authorization)
+            except Determinate as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        if self.sessions >= self._sessions_max:
+            what = f"{self.sessions} sessions are open, and more are not served"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        task = asyncio.create_task(self._session(context, who), name="served session")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        try:
+            await task
+        except PenstockError as error:
+            await context.write(pb.SessionResponse(failure=wire.to_failure(error)))
+        except Exception as error:
+            log.exception("a shuffle session failed unexpectedly")
+            bug = Bug(f"the session failed: {type(error).__name__}", why="see the service's log")
+            await context.write(pb.SessionResponse(failure=wire.to_failure(bug)))
+
+    async def _session(self, context: Context, who: Principal) -> None:
+        """One session, from its opening to the end of the client's side."""
+        opening = await _opening(context)
+        bindings = await self._resolve(opening.name)
+        for binding in bindings:
+            _check_access(who, binding.collection.name)
+        session = await Session.open(
+            self._planner,
+            bindings,
+            routing=split_shards(opening.shards),
+            resume=wire.resume_of(opening.resume),
+            options=self._options,
+            now=self._now,
+        )
+        told = fields(name=opening.name, client=who.name, peer=context.peer())
+        log.info("shuffle session opened", extra=told)
+        try:
+            await context.write(pb.SessionResponse(opened=wire.to_opened(bindings)))
+            await _Served(session, context, self._waiting_s).run()
+        finally:
+            await session.close()
+            log.info("shuffle session closed", extra=told)
+
+
+class _Served:
+    """A session at work for its client. One task answers each request, and reading goes on."""
+
+    def __init__(self, session: Session, context: Context, waiting_s: float) -> None:
+        self._session = session
+        self._context = context
+        self._waiting_s = waiting_s
+        self._given: dict[int, Checkpoint] = {}
+        self._numbers = count(1)
+        self._pen = asyncio.Lock()
+        """Whoever holds it writes; in turn, so a checkpoint is sent before what is said of it."""
+
+    async def run(self) -> None:
+        """Answer requests until the client ends its side, or the session is at its end."""
+        answering: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while (request := await self._context.read()) is not aio.EOF:
+                    if (answer := self._handle(request)) is not None:
+                        answering = [task for task in answering if not task.done()]
+                        answering.append(tasks.create_task(answer))
+                for task in answering:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    def _handle(self, request: pb.SessionRequest) -> Coroutine[None, None, None] | None:
+        match request.WhichOneof("request"):
+            case "next_checkpoint":
+                return self._next_checkpoint()
+            case "caught_up":
+                return self._caught_up(request.caught_up.revision)
+            case "consumed":
+                self._consume(request.consumed.checkpoint)
+                return None
+            case unexpected:
+                raise UserError(f"{unexpected or 'nothing known'} was sent to an open session")
+
+    async def _next_checkpoint(self) -> None:
+        asked = asyncio.create_task(self._session.next_checkpoint())
+        try:
+            told = ""
+            while not (await asyncio.wait([asked], timeout=self._waiting_s))[0]:
+                if (why := self._session.waiting_for()) != told:
+                    told = why
+                    await self._write(pb.SessionResponse(waiting=pb.Waiting(why=why)))
+            checkpoint = await asked
+        finally:
+            asked.cancel()
+        if len(self._given) >= UNCONSUMED_MAX:
+            raise UserError(
+                f"{len(self._given)} checkpoints are not consumed",
+                fix="say that a checkpoint is consumed once its documents are processed",
+            )
+        number = next(self._numbers)
+        self._given[number] = checkpoint
+        async with self._pen:
+            for part in wire.checkpoint_parts(number, checkpoint):
+                await self._context.write(pb.SessionResponse(checkpoint=part))
+
+    async def _caught_up(self, revision: int) -> None:
+        await self._session.caught_up(revision)
+        await self._write(pb.SessionResponse(caught_up=pb.CaughtUp(revision=revision)))
+
+    def _consume(self, number: int) -> None:
+        if (checkpoint := self._given.pop(number, None)) is None:
+            raise UserError(f"checkpoint {number} is not there to be consumed")
+        self._session.consumed(checkpoint)
+
+    async def _write(self, response: pb.SessionResponse) -> None:
+        async with self._pen:
+            await self._context.write(response)
+
+
+async def _opening(context: Context) -> pb.Open:
+    """What the client opens, put together from its parts."""
+    opening = pb.Open(more=True)
+    resume = bytearray()
+    while opening.more:
+        request = await context.read()
+        if not isinstance(request, pb.SessionRequest) or not request.HasField("open"):
+            raise UserError("a session begins with what it is to read")
+        opening.MergeFrom(request.open)
+        opening.more = request.open.more
+        resume += request.open.resume
+        if len(resume) > RESUME_BYTES_MAX:
+            raise UserError(f"a frontier of more than {RESUME_BYTES_MAX} bytes is not resumed from")
+    opening.resume = bytes(resume)
+    return opening
+
+
+def _check_access(who: Principal, collection: str) -> None:
+    try:
+        who.check(Access.READ, collection_prefix(collection))
+    except Determinate:
+        raise UserError(
+            f"{who.name} may not read {collection}",
+            fix="ask for a token whose prefix covers the collection's journals",
+        ) from None
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    service: ShuffleService,
+    *,
+    listen: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[str]:
+    """While the block runs, sessions are served at the address that it gets, a `grpc://` URL.
+
+    Another host may be listened on only with TLS `credentials` and tokens.
+    """
+    host, _ = parse_listen(listen)
+    if not is_loopback(host) and (credentials is None or service.tokens is None):
+        raise UsageError(
+            f"refusing to listen on {listen} without both TLS and tokens",
+            why="whoever reaches the port could read what every collection holds",
+            fix="listen on 127.0.0.1, or give a certificate and a token file",
+        )
+    server = aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers([service.handler()])
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise Unavailable(
+            f"cannot listen on {listen}", why=str(error), fix="choose a free port"
+        ) from error
+    await server.start()
+    address = f"grpc://{join(host, port)}"
+    log.info("shuffle service listening", extra=fields(address=address))
+    try:
+        yield address
+    finally:
+        await service.close()
+        await server.stop(_STOP_S)

@@ -1,0 +1,364 @@
+"""A session: one task's reading of its collections, from opening to teardown.
+
+What happens, and in which order, is decided by `SessionState`, which has no IO. Here is the IO: the
+journals of every collection are followed, each by a task of its own, and one more task, the
+*driver*, asks the state what to do next and does it:
+
+    Round        stage its rows, if there is a log to stage them in, and commit it
+    NeedPages    read old records out of the blob store
+    NeedRows     look up where a span begins, in the one case that records do not tell
+    WaitUntil    come back when documents with a read delay are due
+
+Nothing runs while there is nothing to do: the driver sleeps until a journal moves, a checkpoint is
+asked for or consumed, a document is due, or a tick of `TICK_S` has passed.
+
+**The end.** The first error ends a session: following and planning stop, and whoever asks for a
+checkpoint gets that error. The next session starts from the task's durable frontier. `close` ends
+one that is well in the same order: no more answers, no more planning, then the round under way is
+cancelled and waited for, then the log is discarded. It is harmless at any time, also twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final, Protocol, Self, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow
+
+from penstock.consensus.committer.backoff import Backoff
+from penstock.errors import Bug, PenstockError, Unavailable
+from penstock.journal.blobs import BlobStore, MissingBlob
+from penstock.journal.codec import decode_page
+from penstock.journal.committed import VisibleRows
+from penstock.journal.fragments import read_fragment
+from penstock.journal.journals import MissingJournal
+from penstock.journal.planning import Planner
+from penstock.journal.rows import Stamps
+from penstock.journal.state import JournalState, Record
+from penstock.model.clock import Clock, delta, duration
+from penstock.model.columns import Column
+from penstock.model.frontier import EMPTY, Frontier
+from penstock.model.routing import Routing
+from penstock.servicekit.logs import fields
+from penstock.shuffle.binding import Binding
+from penstock.shuffle.checkpoint import TICK_S
+from penstock.shuffle.delivery import Checkpoint
+from penstock.shuffle.handover import Handover, first_error
+from penstock.shuffle.state import NeedPages, NeedRows, Options, Round, SessionState, WaitUntil
+
+_log = logging.getLogger("penstock.shuffle")
+
+LOOKUP_ROWS_MAX: Final = 1_000_000
+"""Rows of a run up to which a lookup reads their stamps in this process: some 20 MB."""
+
+READS_MAX: Final = 8
+"""Pages that are read at once."""
+
+T = TypeVar("T")
+
+Lookup = Callable[[NeedRows], Awaitable[int]]
+"""Answers a `NeedRows` about a long run, by a Spark job."""
+
+
+class Staging(Protocol):
+    """The log of a session, as far as the session itself is concerned."""
+
+    async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
+        """Keep the rows of a round until they are consumed. If cancelled, end before returning."""
+        ...
+
+    async def reclaim(self, checkpoint: Checkpoint) -> None:
+        """Nobody needs the rows of a checkpoint any more."""
+        ...
+
+    async def close(self) -> None:
+        """Remove everything that was staged; twice is harmless."""
+        ...
+
+
+class SessionClosed(PenstockError):
+    """The session was closed, and has no more checkpoints."""
+
+
+class Session:
+    """One task's reading, made by `open`; lives on one event loop, which is that of its planner."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        state: SessionState,
+        bindings: Sequence[Binding],
+        *,
+        log: Staging | None,
+        now: Callable[[], Clock],
+        lookup: Lookup | None,
+        tick_s: float,
+    ) -> None:
+        self.bindings = tuple(bindings)
+        self.states: dict[str, JournalState] = {}
+        """The newest state of every journal of the collections, also of those that are gone."""
+        self._planner = planner
+        self._state = state
+        self._staging = log
+        self._now = now
+        self._lookup = lookup
+        self._tick_s = tick_s
+        self._unlisted = {binding.collection.name for binding in self.bindings}
+        self._handover = Handover()
+        self._drained: list[Checkpoint] = []
+        self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        planner: Planner,
+        bindings: Sequence[Binding],
+        *,
+        routing: Routing,
+        resume: Frontier = EMPTY,
+        log: Staging | None = None,
+        options: Options = Options(),  # noqa: B008 - frozen
+        now: Callable[[], Clock],
+        lookup: Lookup | None = None,
+        tick_s: float = TICK_S,
+    ) -> Self:
+        """A session that knows every journal of its collections, and has read nothing yet.
+
+        It resumes behind what `resume` covers. Without a `log` no rows are staged, and checkpoints
+        refer to journals. `lookup` is asked about runs that are too long to be looked at here. If
+        opening fails or is cancelled, nothing of it is left.
+        """
+        state = SessionState(bindings, shards=len(routing.shards), resume=resume, options=options)
+        session = cls(planner, state, bindings, log=log, now=now, lookup=lookup, tick_s=tick_s)
+        try:
+            session._running = asyncio.create_task(session._run(), name="shuffle session")
+            await session._handover.until(lambda: not session._unlisted)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    # ----------------------------------------------------------------------------- for its caller
+
+    async def next_checkpoint(self) -> Checkpoint:
+        """What the task may process next, as soon as there is anything.
+
+        One call at a time. Cancelling it loses nothing: the next call takes over.
+        """
+        return await self._handover.take(self._request)
+
+    def _request(self) -> None:
+        self._state.request()
+        self._wake.set()
+
+    def consumed(self, checkpoint: Checkpoint) -> None:
+        """The rows of a checkpoint are processed: what was kept of them may go."""
+        if self._handover.ended is None:
+            self._state.consumed(checkpoint)
+            self._drained.append(checkpoint)
+            self._wake.set()
+
+    async def caught_up(self, revision: int) -> None:
+        """Wait until everything that was committed up to `revision` has been handed out.
+
+        Somebody has to ask for checkpoints meanwhile. A transaction that was acknowledged in some
+        of its journals only counts as committed, and is waited for.
+        """
+        given = self._handover
+        await given.until(lambda: given.empty and self._state.settled_through >= revision)
+
+    def waiting_for(self) -> str:
+        """Why there is no checkpoint now, in a sentence or more."""
+        if (ended := self._handover.ended) is not None:
+            return f"the session has ended: {ended}"
+        if self._unlisted:
+            return f"journals are being listed: {', '.join(sorted(self._unlisted))}"
+        return self._state.waiting_for()
+
+    async def close(self) -> None:
+        """End the session, and wait until nothing of it runs and nothing is left."""
+        self._handover.end(SessionClosed("the session is closed"))
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._tear_down(), name="shuffle teardown")
+        await asyncio.shield(self._closing)
+
+    # ------------------------------------------------------------------------------- its lifetime
+
+    async def _run(self) -> None:
+        """Everything that goes on by itself; the first error ends all of it."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for collection in sorted(self._unlisted):
+                    tasks.create_task(self._follow(collection), name=f"follow {collection}")
+                tasks.create_task(self._drive(), name="shuffle driver")
+        except* Exception as group:
+            self._handover.end(first_error(group))
+
+    async def _tear_down(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+        if self._staging is not None:
+            await self._staging.close()
+
+    async def _follow(self, collection: str) -> None:
+        async with aclosing(self._planner.journals.follow(collection)) as moves:
+            async for moved in moves:
+                self.states.update(moved.changed)
+                self._state.learn(collection, moved.revision, moved.changed)
+                self._wake.set()
+                if collection in self._unlisted:
+                    self._unlisted.remove(collection)
+                    self._handover.notify()
+
+    # ------------------------------------------------------------------------------------ driving
+
+    async def _drive(self) -> None:
+        """Do what the state says; sleep while it says nothing."""
+        loop = asyncio.get_running_loop()
+        tick_at = loop.time() + self._tick_s
+        while True:
+            self._wake.clear()
+            pause_s = await self._advance()
+            await self._reclaim()
+            if loop.time() >= tick_at:
+                for warning in self._state.tick():
+                    _log.warning(warning)
+                tick_at = loop.time() + self._tick_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause_s, tick_at - loop.time())):
+                    await self._wake.wait()
+
+    async def _advance(self) -> float:
+        """Do all that can be done now; how long until time alone will bring more, in seconds."""
+        while True:
+            step = self._state.plan(self._now())
+            for notice in self._state.take_notices():
+                _log.info(notice)
+            match step:
+                case Round():
+                    if self._staging is not None:
+                        await self._staging.stage(step, self.states)
+                    self._state.commit(step)
+                case NeedPages():
+                    records = await self._records(step)
+                    if records is None:
+                        return math.inf  # of a journal that has moved on: it will be heard of
+                    self._state.supply(step, records)
+                case NeedRows():
+                    self._state.supply(step, await self._span_begin(step))
+                case WaitUntil():
+                    self._hand_out()
+                    return delta(step.clock, self._now()) / duration(1)
+                case None:
+                    self._hand_out()
+                    return math.inf
+            self._hand_out()
+            await asyncio.sleep(0)
+
+    def _hand_out(self) -> None:
+        """Answer a request, if there is one and something to answer it with."""
+        if self._handover.requested and (checkpoint := self._state.answer()) is not None:
+            self._handover.give(checkpoint)
+        else:
+            self._handover.notify()
+
+    async def _reclaim(self) -> None:
+        drained, self._drained = self._drained, []
+        if self._staging is not None:
+            for checkpoint in drained:
+                await self._staging.reclaim(checkpoint)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    async def _records(self, need: NeedPages) -> list[Record] | None:
+        """The records of some pages; None if the journal does not have all of them any more."""
+        reading = asyncio.Semaphore(READS_MAX)
+
+        async def read(path: str) -> tuple[Record, ...]:
+            async with reading:
+                data = await _patiently(path, functools.partial(self._planner.blobs.read, path))
+            try:
+                return decode_page(data)
+            except (msgspec.MsgspecError, ValueError, TypeError) as error:
+                where = f"journal {need.journal}, page {path}"
+                raise PenstockError("a page is damaged", where=where, why=str(error)) from None
+
+        try:
+            pages = await asyncio.gather(*(read(page.path) for page in need.pages))
+        except MissingBlob:
+            if await self._has(need):
+                raise
+            return None
+        return [record for page in pages for record in page]
+
+    async def _has(self, need: NeedPages) -> bool:
+        """Whether a journal still has the pages: retention may have overtaken this reader."""
+        try:
+            state = await self._planner.journals.load(need.journal)
+        except MissingJournal:
+            return False
+        return {page.path for page in need.pages} <= {page.path for page in state.pages}
+
+    async def _span_begin(self, need: NeedRows) -> int:
+        """The offset of the first row of a run whose clock is above what was seen."""
+        if need.run.rows > LOOKUP_ROWS_MAX and self._lookup is not None:
+            return await self._lookup(need)
+        rows = VisibleRows(fragment=need.fragment, run=need.run, clock_gt=need.clock_gt)
+        state = self.states.get(need.journal)
+        (rows,) = (await self._planner.surveyed(need.journal, [rows], state)).visible
+        root = await self._planner.schemas.layout(rows.fragment.schema)
+        look = functools.partial(_first_visible, self._planner.blobs, rows, root)
+        where = f"journal {need.journal}, offsets {rows.fragment.begin} to {rows.fragment.end}"
+        return await _patiently(where, look)
+
+
+def _first_visible(blobs: BlobStore, rows: VisibleRows, root: Column) -> int:
+    """The offset of the first row of a run to show; reads nothing but stamps."""
+    run, begin = rows.run, 0
+    for batch in read_fragment(blobs, rows.fragment, root, columns=[]):
+        stamps = Stamps.of(batch)
+        new = (stamps.producer == int(run.producer)) & (stamps.clock > int(rows.clock_gt))
+        new[: max(run.first_offset - begin, 0)] = False
+        new[max(run.last_offset + 1 - begin, 0) :] = False
+        if new.any():
+            return rows.fragment.begin + begin + int(np.argmax(new))
+        begin += batch.num_rows
+    raise Bug(
+        "a run has no row above what was seen, though its record says so",
+        where=f"offsets {rows.fragment.begin} to {rows.fragment.end}",
+        why=f"producer {run.producer}, clocks up to {run.clock_max:#x}, {rows.clock_gt:#x} seen",
+    )
+
+
+async def _patiently(what: str, read: Callable[[], T]) -> T:
+    """What a thread reads, tried until the blob store answers; what is missing or damaged stays so.
+
+    Not quiet about it: a session that waits for a blob store looks like one that hangs.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            return await asyncio.to_thread(read)
+        except MissingBlob:
+            raise
+        except Unavailable as error:
+            if isinstance(error.__context__, pyarrow.ArrowInvalid):
+                raise
+            level = logging.WARNING if backoff.attempts else logging.INFO
+            _log.log(
+                level,
+                "reading again",
+                extra=fields(what=what, attempt=backoff.attempts + 1, error=error),
+            )
+            await backoff.wait()
