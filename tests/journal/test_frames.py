@@ -127,7 +127,7 @@ def test_tasks_write_fragments_and_what_they_made_comes_back(
         manifest = encode_page(made)
         yield pa.RecordBatch.from_arrays([pa.array([manifest], pa.binary())], ["manifest"])
 
-    (row,) = map_rows(frame, WRITTEN, write, "manifest binary").collect()
+    (row,) = map_rows(frame, write, "manifest binary").collect()
     made = [record for record in decode_page(row.manifest) if isinstance(record, Fragment)]
     assert sum(fragment.rows for fragment in made) == 500
     assert all(run.increasing for fragment in made for run in fragment.runs)

@@ -31,16 +31,15 @@ def frame_schema(root: Column) -> t.StructType:
 
 def map_rows(
     frame: DataFrame,
-    root: Column,
     function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]],
     schema: t.StructType | str,
 ) -> DataFrame:
-    """`mapInArrow` over rows of this layout, whatever their columns are called.
+    """`mapInArrow`, whatever the columns are called.
 
     Spark resolves the columns of such a stage by name and trips over dots and backticks, which are
     fine in the names of members: so they go through it under numbers.
     """
-    names = frame_schema(root).names
+    names = frame.columns
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from function(batch.rename_columns(names) for batch in batches)
@@ -61,4 +60,4 @@ def adapt_frame(frame: DataFrame, written: Column, wanted: Column) -> DataFrame:
         for batch in batches:
             yield adapt_rows(batch, written, wanted)
 
-    return map_rows(frame, written, adapted, frame_schema(wanted))
+    return map_rows(frame, adapted, frame_schema(wanted))

@@ -147,7 +147,7 @@ def to_json(batch: pyarrow.RecordBatch, root: Column) -> list[str]:
     return texts
 
 
-def _texts(column: Column, array: Array) -> Array:
+def json_texts(column: Column, array: Array) -> Array:
     """JSON text of each value; NULL where the column is."""
     match column.kind:
         case Kind.BOOLEAN:
@@ -166,7 +166,7 @@ def _texts(column: Column, array: Array) -> Array:
         case Kind.STRUCT:
             return _texts_of_struct(column, array, len(array))
         case Kind.ARRAY:
-            items = _or_null(_texts(column.item, array.values))
+            items = _or_null(json_texts(column.item, array.values))
             joined = pc.binary_join(_relisted(array, items), ",")
             return pc.binary_join_element_wise("[", joined, "]", "")
         case Kind.MAP:
@@ -206,7 +206,7 @@ def _relisted(array: Array, values: Array) -> Array:
 
 
 def _texts_of_map(column: Column, array: Array) -> Array:
-    values = _or_null(_texts(column.item, array.items))
+    values = _or_null(json_texts(column.item, array.items))
     members = pc.binary_join_element_wise(_quoted(array.keys), values, ":")
     lists = _relisted(array, members)
     if _in_name_order(array):
@@ -261,7 +261,7 @@ def _member_texts(member: Member, at: int, array: Array, nulls: _ExplicitNulls, 
     if member.column is None:
         texts = pa.nulls(rows, pa.utf8())
     else:
-        texts = _texts(member.column, array.field(member.name))
+        texts = json_texts(member.column, array.field(member.name))
         if member.column.kind is Kind.JSON:
             return texts
     if member.required and member.nullable:

@@ -133,8 +133,6 @@ class Task:
     targets: tuple[Target, ...]
 
 
-EXISTS = "_exists"
-"""Column of rows to store: whether the key was loaded, so that this is an update. Boolean."""
 DELETE = "_delete"
 """Column of rows to store: whether the document is to be removed. Boolean."""
 
@@ -205,7 +203,8 @@ class Stager(Protocol):
     """Puts the rows of one shard aside; one per attempt."""
 
     def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
-        """Rows of a target: its fields by name, then `EXISTS` and `DELETE`. Keys are unique."""
+        """Rows of a target: its fields by name, then `DELETE`. Keys are unique, but of a target
+        with `delta_updates`; whether a key is stored already is for the endpoint to find out."""
         ...
 
     def finish(self) -> Sequence[Staged]:

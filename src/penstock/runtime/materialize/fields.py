@@ -11,9 +11,10 @@ what either side requires, then what is recommended down to a depth, one field p
     LOAD      the stored document is looked up, and reduced with the new ones in Spark
     DELTA     the binding asks for the new ones as they are
 
-PUSHDOWN drops the stored document: the columns are all there is. It is taken where every selected
-column has *one* value to say nothing, its NULL: so not for a location that is optional and may be
-null as well, since "absent" keeps what is stored and "null" replaces it.
+PUSHDOWN drops the stored document: the columns are all there is. So it is taken only if they show
+every location that the schema names, or if the catalog excludes the document itself; and if every
+column has *one* value to say nothing, its NULL: not for a location that is optional and may be null
+as well, since "absent" keeps what is stored and "null" replaces it.
 """
 
 from __future__ import annotations
@@ -210,6 +211,10 @@ def choose(
     why = _why_not_pushdown(plan)
     if why is None and document_required:
         why = f"{DOCUMENT} is required"
+    if why is None and any(field.is_document for field in fields):
+        shown = {field.pointer for field in fields if not field.is_document}
+        if (lost := _first_hidden(plan.columns, "", shown)) is not None:
+            why = f"no column shows {lost}"
     if why is None:
         reduced: list[TargetField] = []
         for field in fields:
@@ -231,6 +236,19 @@ def choose(
             fix=f"do not exclude {DOCUMENT}, or exclude what stands in the way",
         )
     return Selected(fields=fields, mode=Mode.LOAD, because=why)
+
+
+def _first_hidden(column: Column, at: str, shown: set[str]) -> str | None:
+    """The first location that the schema names and that no column shows."""
+    for member in column.members:
+        place = pointer.child(at, member.name)
+        if member.column is None or place in shown:
+            continue
+        if member.column.kind is not Kind.STRUCT:
+            return place
+        if (lost := _first_hidden(member.column, place, shown)) is not None:
+            return lost
+    return None
 
 
 def _why_not_pushdown(plan: ReductionPlan) -> str | None:

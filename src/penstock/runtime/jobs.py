@@ -1,0 +1,482 @@
+"""SPARK: the job of a transaction, from the documents it reads to rows that are put aside.
+
+A transaction of any number of bindings, journals and shards is **one** Spark job:
+
+    scan ─ combine by key ─ (load, reduce) ─ route to shards ─ project ─ stage ─ manifest
+
+The documents of each binding are scanned and combined by native expressions; where stored documents
+have to be looked up, a stage asks the connector for them by key and the combination is finished
+with them. Rows go to the task of their shard, become rows of the target, and are put aside by the
+connector. What comes back is one small manifest for each binding and shard.
+
+**Retries are harmless.** Only the last stage has effects, and what it makes carries the name of its
+attempt. Manifests travel as result rows, so those of losing attempts are never seen; counts come
+from there too, never from accumulators.
+
+**Small transactions** take a shorter road: combined in one task, without an exchange or a Python
+worker, the rows come back to the leader, which stages them itself. It is bounded by
+`SMALL_BYTES`, and it is the difference between 160 and 60 milliseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+from pyspark import TaskContext
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from penstock.errors import Bug, PenstockError
+from penstock.journal.frames import map_rows
+from penstock.model.clock import Clock
+from penstock.model.columns import Column
+from penstock.native.arrow import to_arrow
+from penstock.native.keys import key_hash, shard_index
+from penstock.native.plan import ReductionPlan
+from penstock.native.reduce import flag_column, reduce_dataframe, reduction_errors
+from penstock.native.types import arrow_schema, spark_schema
+from penstock.runtime.connector import Attempt, ConnectorError, Loader, Staged, Target, Workers
+from penstock.runtime.materialize.fields import Mode
+from penstock.runtime.materialize.project import project
+from penstock.shuffle.route import key_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame, SparkSession
+
+pa: Any = pyarrow
+pc: Any = pyarrow.compute
+
+SMALL_BYTES: Final = 4 << 20
+"""Stored size of documents up to which a transaction is small; combined, it is hardly more."""
+
+UNKNOWN_KEY: Final = b"\xff"
+"""A greatest key above every key: load all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One binding in one transaction."""
+
+    target: Target
+    plan: ReductionPlan
+    mode: Mode
+    max_key: bytes | None
+    """The greatest packed key ever stored; None if nothing was. Greater ones need not be loaded."""
+
+    @property
+    def errand(self) -> _Errand:
+        """What of it goes to tasks: a compiled schema stays where it is."""
+        delta = self.mode is Mode.DELTA
+        return _Errand(
+            target=self.target,
+            root=self.plan.columns,
+            run=flag_column(self.plan, full=False),
+            deleted=None if delta else flag_column(self.plan, full=True),
+            max_key=self.max_key,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Errand:
+    """A piece of work as tasks know it."""
+
+    target: Target
+    root: Column
+    run: str
+    """The column of combined documents that orders those of a key."""
+    deleted: str | None
+    """The column of reduced documents that says whether they are to be removed."""
+    max_key: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one shard did for one binding."""
+
+    binding: int
+    shard: int
+    stored_docs: int = 0
+    stored_bytes: int = 0
+    max_key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything that a job's winning attempts have put aside."""
+
+    staged: tuple[Staged, ...]
+    counted: tuple[Counted, ...]
+    """One for each binding and shard, in that order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose job it is; with shard and task attempt, the name of everything it makes."""
+
+    task: str
+    epoch: int
+    transaction: Clock
+    job_attempt: int = 0
+
+    def attempt(self, binding: int, shard: int, attempt: int) -> Attempt:
+        return Attempt(
+            task=self.task,
+            epoch=self.epoch,
+            transaction=self.transaction,
+            job=f"{self.job_attempt}b{binding}",
+            shard=shard,
+            attempt=attempt,
+        )
+
+
+_MANIFEST: Final = t.StructType(
+    [
+        t.StructField("binding", t.IntegerType()),
+        t.StructField("shard", t.IntegerType()),
+        t.StructField("staged", t.StringType()),
+        t.StructField("stored_docs", t.LongType()),
+        t.StructField("stored_bytes", t.LongType()),
+        t.StructField("max_key", t.BinaryType()),
+        t.StructField("error", t.StringType()),
+    ]
+)
+_MANIFEST_ARROW: Final = pa.schema(
+    [
+        ("binding", pa.int32()),
+        ("shard", pa.int32()),
+        ("staged", pa.utf8()),
+        ("stored_docs", pa.int64()),
+        ("stored_bytes", pa.int64()),
+        ("max_key", pa.binary()),
+        ("error", pa.utf8()),
+    ]
+)
+
+_PACKED: Final = "$key"
+_SHARD: Final = "$shard"
+_ORDER: Final = "$order"
+
+
+def stage(
+    works: Sequence[Work],
+    frames: Mapping[int, DataFrame],
+    orders: Mapping[int, Sequence[SparkColumn]],
+    workers: Workers,
+    identity: Identity,
+    *,
+    shards: int,
+) -> Manifest:
+    """Run the one job of a transaction. Blocks; `frames` are the documents of each binding."""
+    parts = [
+        _staged(
+            work,
+            frames[work.target.binding],
+            orders[work.target.binding],
+            workers,
+            identity,
+            shards,
+        )
+        for work in works
+    ]
+    united = functools.reduce(lambda left, right: left.union(right), parts)
+    with reduction_errors():
+        rows = united.toArrow().to_pylist()
+    return _manifest(works, rows, shards)
+
+
+def stage_small(
+    spark: SparkSession,
+    works: Sequence[Work],
+    frames: Mapping[int, DataFrame],
+    orders: Mapping[int, Sequence[SparkColumn]],
+    workers: Workers,
+    identity: Identity,
+    *,
+    shards: int,
+) -> Manifest:
+    """The same for a small transaction without loads: the leader itself stages, as shard 0."""
+    combined = {
+        work.target.binding: _combined(
+            work, frames[work.target.binding].coalesce(1), orders[work.target.binding]
+        )
+        for work in works
+    }
+    with reduction_errors():
+        batches = dict(_collected(combined))
+    staged: list[Staged] = []
+    counted: list[Counted] = []
+    for work in works:
+        binding = work.target.binding
+        made, count = _store(
+            work.errand, iter([batches[binding]]), workers, identity.attempt(binding, 0, 0)
+        )
+        staged += made
+        counted.append(count)
+        counted += (Counted(binding=binding, shard=shard) for shard in range(1, shards))
+    return Manifest(staged=tuple(staged), counted=tuple(counted))
+
+
+# -------------------------------------------------------------------------------------- the plan
+
+
+def _combined(work: Work, frame: DataFrame, order: Sequence[SparkColumn]) -> DataFrame:
+    """One document per key where that is all there is to do, else as few as can be said alone."""
+    return reduce_dataframe(
+        work.plan, frame, order=order, full=work.mode in (Mode.REPLACE, Mode.PUSHDOWN)
+    )
+
+
+def _staged(
+    work: Work,
+    frame: DataFrame,
+    order: Sequence[SparkColumn],
+    workers: Workers,
+    identity: Identity,
+    shards: int,
+) -> DataFrame:
+    documents = _combined(work, frame, order)
+    if work.mode is Mode.LOAD:
+        documents = _with_loaded(work, documents, workers, identity, shards)
+    routed = _routed(work, documents, shards)
+    return map_rows(routed, _stager(work.errand, workers, identity, shards), _MANIFEST)
+
+
+def _routed(work: Work, documents: DataFrame, shards: int) -> DataFrame:
+    """Documents with their packed key last, sorted by it, in the partition of their shard."""
+    plan = work.plan
+    keyed = documents.withColumn(
+        _PACKED, key_columns(plan.schema.shape, plan.columns, plan.key).packed
+    )
+    if shards == 1:
+        return keyed.coalesce(1).sortWithinPartitions(_PACKED)
+    return (
+        keyed.withColumn(_SHARD, shard_index(key_hash(f.col(_PACKED)), shards))
+        .repartitionById(shards, f.col(_SHARD))
+        .drop(_SHARD)
+        .sortWithinPartitions(_PACKED)
+    )
+
+
+def _with_loaded(
+    work: Work, documents: DataFrame, workers: Workers, identity: Identity, shards: int
+) -> DataFrame:
+    """Combined documents, reduced into those that are stored."""
+    routed = _routed(work, documents, shards)
+    layout = spark_schema(work.plan.columns)
+    order = t.StructField(_ORDER, t.LongType())
+    both = map_rows(
+        routed,
+        _loader(work.errand, workers, identity, shards),
+        t.StructType([*layout.fields, order]),
+    )
+    return reduce_dataframe(work.plan, both, order=[f.col(_ORDER)], full=True)
+
+
+# ------------------------------------------------------------------------------------- in tasks
+
+_Batches = Iterator[pyarrow.RecordBatch]
+
+
+def _shard_of_task(shards: int) -> tuple[int, int]:
+    """Which shard this task works for, and its attempt.
+
+    A union puts the partitions of its parts one behind the other, or together: the partition of a
+    part is the remainder either way.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise Bug("this runs in a Spark task only")
+    return context.partitionId() % shards, context.taskAttemptId()
+
+
+def _loader(
+    work: _Errand, workers: Workers, identity: Identity, shards: int
+) -> Callable[[_Batches], _Batches]:
+    schema = arrow_schema(work.root)
+    whole = pa.schema([*schema, pa.field(_ORDER, pa.int64())])
+
+    def load(batches: _Batches) -> _Batches:
+        shard, attempt = _shard_of_task(shards)
+        loader = workers.loader(identity.attempt(work.target.binding, shard, attempt))
+        last: bytes | None = None
+        try:
+            for batch in batches:
+                order = pc.add(batch.column(work.run).cast(pa.int64()), 1)
+                documents = batch.select(schema.names)
+                yield pa.RecordBatch.from_arrays([*documents.columns, order], schema=whole)
+                for stored in _loaded(work, loader, batch, last):
+                    rows = to_arrow([json.loads(text) for text in stored], work.root)
+                    first = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+                    yield pa.RecordBatch.from_arrays([*rows.columns, first], schema=whole)
+                if batch.num_rows:
+                    last = batch.column(_PACKED)[-1].as_py()
+        finally:
+            loader.close()
+
+    return load
+
+
+def _loaded(
+    work: _Errand, loader: Loader, batch: pyarrow.RecordBatch, last: bytes | None
+) -> Iterator[list[str]]:
+    """The stored documents of a batch's keys; a key beyond all that are stored has none.
+
+    Rows are sorted by key, and a key may have several, also in the next batch. It is asked for at
+    its first row (`last` is the key of the row before), since two answers would be reduced twice.
+    """
+    if work.max_key is None or not batch.num_rows:
+        return
+    packed: Any = batch.column(_PACKED)
+    first = np.ones(len(packed), bool)
+    first[1:] = pc.not_equal(packed[1:], packed[:-1]).to_numpy(zero_copy_only=False)
+    first[0] = packed[0].as_py() != last
+    wanted: Any = pa.array(first)
+    if work.max_key != UNKNOWN_KEY:
+        wanted = pc.and_(wanted, pc.less_equal(packed, pa.scalar(work.max_key, packed.type)))
+    some: Any = batch.filter(wanted)
+    if some.num_rows:
+        keys = project(some, work.root, work.target.key)
+        for answer in loader.load(work.target.binding, keys.select(keys.schema.names[:-1])):
+            texts: list[Any] = answer.column(0).to_pylist()
+            yield texts
+
+
+def _stager(
+    work: _Errand, workers: Workers, identity: Identity, shards: int
+) -> Callable[[_Batches], _Batches]:
+    def stage(batches: _Batches) -> _Batches:
+        shard, number = _shard_of_task(shards)
+        binding = work.target.binding
+        attempt = identity.attempt(binding, shard, number)
+        try:
+            staged, counted = _store(work, batches, workers, attempt)
+            yield _row(counted, staged)
+        except PenstockError as error:
+            # As data: the job has not failed, the endpoint has, and trying again is not for Spark.
+            yield _row(Counted(binding=binding, shard=shard), (), error)
+
+    return stage
+
+
+def _store(
+    work: _Errand, batches: _Batches, workers: Workers, attempt: Attempt
+) -> tuple[Sequence[Staged], Counted]:
+    """Put the documents of one shard aside."""
+    binding = work.target.binding
+    stager = workers.stager(attempt)
+    greatest: bytes | None = None
+    documents = 0
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            deleted = None if work.deleted is None else batch.column(work.deleted)
+            rows = project(batch, work.root, work.target.fields, deleted=deleted)
+            stager.store(binding, rows)
+            documents += rows.num_rows
+            top = pc.max(batch.column(_PACKED)).as_py() if _PACKED in batch.schema.names else None
+            greatest = top if greatest is None else max(greatest, top or b"")
+        staged = stager.finish()
+    except BaseException:
+        stager.discard()
+        raise
+    return staged, Counted(
+        binding=binding,
+        shard=attempt.shard,
+        stored_docs=documents,
+        stored_bytes=sum(each.bytes for each in staged),
+        max_key=greatest,
+    )
+
+
+# ------------------------------------------------------------------------------------ what returns
+
+
+def _row(
+    counted: Counted, staged: Sequence[Staged], error: PenstockError | None = None
+) -> pyarrow.RecordBatch:
+    said = None if error is None else _error_out(error)
+    places = json.dumps([[s.binding, s.shard, s.at, s.rows, s.bytes] for s in staged])
+    values = [
+        counted.binding,
+        counted.shard,
+        places,
+        counted.stored_docs,
+        counted.stored_bytes,
+        counted.max_key,
+        said,
+    ]
+    batch: pyarrow.RecordBatch = pa.RecordBatch.from_arrays(
+        [pa.array([v], kind.type) for v, kind in zip(values, _MANIFEST_ARROW, strict=True)],
+        schema=_MANIFEST_ARROW,
+    )
+    return batch
+
+
+def _manifest(works: Sequence[Work], rows: Sequence[Mapping[str, Any]], shards: int) -> Manifest:
+    """What a finished job returned: exactly one row for each binding and shard."""
+    for row in rows:
+        if row["error"] is not None:
+            raise _error_in(row["error"])
+    found = sorted((row["binding"], row["shard"]) for row in rows)
+    expected = [(work.target.binding, shard) for work in works for shard in range(shards)]
+    if found != sorted(expected):
+        raise Bug(f"a job returned manifests of {found}, and not of {sorted(expected)}")
+    rows = sorted(rows, key=lambda row: (row["binding"], row["shard"]))
+    return Manifest(
+        staged=tuple(
+            Staged(binding=binding, shard=shard, at=at, rows=count, bytes=size)
+            for row in rows
+            for binding, shard, at, count, size in json.loads(row["staged"])
+        ),
+        counted=tuple(
+            Counted(
+                binding=row["binding"],
+                shard=row["shard"],
+                stored_docs=row["stored_docs"],
+                stored_bytes=row["stored_bytes"],
+                max_key=row["max_key"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _error_out(error: PenstockError) -> str:
+    transient = isinstance(error, ConnectorError) and error.transient
+    return json.dumps([error.what, error.where, error.why, error.fix, transient])
+
+
+def _error_in(text: str) -> ConnectorError:
+    what, where, why, fix, transient = json.loads(text)
+    return ConnectorError(what, where=where, why=why, fix=fix, transient=transient)
+
+
+def _collected(combined: Mapping[int, DataFrame]) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
+    """The rows of several frames, by one job: each is a column of structs in a common frame."""
+    names = {binding: f"b{binding}" for binding in combined}
+    parts = [
+        frame.select(
+            *(
+                f.struct("*").alias(name)
+                if other == binding
+                else f.lit(None).cast(combined[other].schema).alias(name)
+                for other, name in names.items()
+            )
+        )
+        for binding, frame in combined.items()
+    ]
+    united = functools.reduce(lambda left, right: left.union(right), parts)
+    table: Any = united.coalesce(1).toArrow()
+    for binding, name in names.items():
+        structs = table.column(name).combine_chunks()
+        rows = structs.filter(structs.is_valid())
+        yield binding, pa.RecordBatch.from_struct_array(rows)
