@@ -1,0 +1,491 @@
+"""PURE: one journal as one binding reads it: records in, committed rows and progress out.
+
+A **read** knows, of every producer it has met, what `model.sequence` says it must, and of every
+open span the rows that its close would commit. Nothing of that is read before the close is: a span
+that is rolled back costs nothing, and an open one is no more than a list.
+
+A **fold** is what a round would make of a read: it looks at the read, keeps to itself whatever is
+different, and is adopted when the rows that it found are safe, or forgotten as if it never was. Its
+size is that of what the round met, however many producers the journal has.
+
+What resuming must find again is told from here, so the frontier invariant is kept here:
+
+- A report has *every* producer that changed since the report before it, open ones included.
+- The begin of an open span is exact. A lower bound will not do: a span often begins within a
+  fragment whose earlier rows are committed, and reducing takes the further of two offsets, so a
+  begin that lies before the last close of the same producer would be lost, and the span with it.
+- Reading resumes with the record that holds the cut floor, which is sequenced again as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.journal.committed import VisibleRows
+from penstock.journal.state import AckRecord, Fragment, Record
+from penstock.model.byte_progress import ByteProgress
+from penstock.model.clock import NEVER, Clock, Flag, Producer
+from penstock.model.completed import gap_floor
+from penstock.model.frontier import JournalFrontier
+from penstock.model.hints import Ack, Commit, Hint, HintIndex
+from penstock.model.producer_frontier import ProducerFrontier
+from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
+from penstock.model.sequence import (
+    Bounds,
+    Outcome,
+    Position,
+    ProducerState,
+    advance,
+    begin_replay,
+    refusal,
+    resume,
+    sequence,
+    sequence_replay,
+)
+from penstock.shuffle.binding import Binding
+from penstock.shuffle.delivery import Delivery
+from penstock.shuffle.history import History, Needed, NeedRows, bytes_after
+
+
+@dataclass(slots=True)
+class _Span:
+    """Rows of an open span, in the order of their clocks."""
+
+    rows: list[VisibleRows] = field(default_factory=list)
+    bytes: int = 0
+    continues: bool = False
+    """In a fold: these come after the rows that the read has."""
+
+
+_NEW = ProducerState()
+
+
+class Read:
+    """One (journal, binding), as far as committed rounds have read it."""
+
+    __slots__ = (
+        "_bytes",
+        "_bytes_read",
+        "_spans",
+        "_states",
+        "binding",
+        "gap",
+        "goals",
+        "history",
+        "parked",
+        "planned",
+        "position",
+        "queued",
+        "serial",
+        "unreported",
+    )
+
+    def __init__(
+        self,
+        history: History,
+        binding: Binding,
+        *,
+        serial: int = 0,
+        entries: Iterable[ProducerFrontier] = (),
+        goals: Mapping[Producer, Clock] | None = None,
+    ) -> None:
+        """Resume from the entries of a checkpoint, or from the first offset that is retained.
+
+        `goals` are the commits that a recovery must read up to, and not beyond.
+        """
+        resumed = resume(entries)
+        begin = history.state.begin
+        self.history = history
+        self.binding = binding
+        self.serial = serial
+        """Orders reads, in no particular way."""
+        self.position = resumed.offset
+        """Records that end after it are still to be read."""
+        self.planned = self.position
+        """The same, if what is being planned were committed."""
+        self.queued: int | None = None
+        """The revision under which it waits to be planned."""
+        self.gap = begin > self.position
+        """Content was removed before this could read it, and no floor was raised for it yet."""
+        self.goals = dict(goals or {})
+        self.parked = False
+        """A recovery has read what it must."""
+        self.unreported: set[Producer] = set()
+        self._states = resumed.states
+        if self.gap:  # what the main read would have met first is to be replayed, if it is left
+            for producer, state in resumed.states.items():
+                is_open = ProducerFrontier(
+                    producer=producer, last_commit=state.last_commit, offset=state.offset
+                ).is_open
+                self._states[producer] = replace(state, gapped=is_open)
+        self._spans: dict[Producer, _Span] = {}
+        self._bytes_read = history.bytes_end - history.bytes_from(self.position)
+        self._bytes = ByteProgress.starting_at(self._bytes_read)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.history.name, self.binding.index
+
+    def state(self, producer: Producer) -> ProducerState:
+        """What is known of a producer, if only that it is new."""
+        return self._states.get(producer, _NEW)
+
+    def held_bytes(self, producer: Producer) -> int:
+        """Size of the rows that a commit of this producer would bring, beside those to be read."""
+        span = self._spans.get(producer)
+        return 0 if span is None else span.bytes
+
+    def plan(self, fold: Fold) -> None:
+        """Planning goes on behind what `fold` has taken."""
+        self.planned, self.parked = fold.position, fold.parked
+
+    def unplan(self) -> None:
+        """Planning starts again where committed rounds have ended."""
+        self.planned = self.position
+        self.parked = bool(self.goals) and _reached(self.goals, self.state)
+
+    def adopt(self, fold: Fold) -> None:
+        """What a round has found is so. A round that is given up leaves no trace."""
+        self._states.update(fold.states)
+        self.unreported.update(fold.states)
+        for producer, span in fold.spans.items():
+            held = self._spans.get(producer)
+            if span.continues and held is not None:
+                held.rows += span.rows
+                held.bytes += span.bytes
+            elif span.rows:
+                self._spans[producer] = span
+            elif held is not None:
+                del self._spans[producer]
+        self.position = max(self.position, fold.position)
+        self.unplan()
+        self.gap = False
+        self._bytes_read += fold.bytes
+
+    def skip_removed(self) -> bool:
+        """Go past what was removed before it was read; whether anything was.
+
+        No floor is raised: what this misses is missed once, and not by everybody who resumes.
+        """
+        begin = self.history.state.begin
+        if self.gap or self.planned >= begin:
+            return False
+        self.position, self.planned = max(self.position, begin), begin
+        self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
+        return True
+
+    def report(self) -> JournalFrontier:
+        """Every producer that changed since the last report, and how far reading has come.
+
+        A journal of which nothing is reported keeps its bytes for the next time.
+        """
+        if self.position >= self.history.state.end:
+            self._bytes_read = self.history.bytes_end  # compaction may have changed what is stored
+        moved = self._bytes.moved(read=self._bytes_read, head=self.history.bytes_end)
+        deltas, self._bytes = moved.report()
+        producers = sorted(self.unreported)
+        self.unreported = set()
+        return JournalFrontier(
+            journal=self.history.name,
+            binding=self.binding.index,
+            producers=tuple(self._states[producer].report(producer) for producer in producers),
+            bytes_read_delta=deltas.read,
+            bytes_behind_delta=deltas.behind,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What folds of one session ask others."""
+
+    hints: HintIndex
+    exists: Callable[[str], bool]
+    """Whether a journal is there, in metadata at least as new as anything that is folded."""
+    rows: Mapping[tuple[str, int, int, Clock], int]
+    """Answers to `NeedRows`, by `row_key`."""
+
+
+def row_key(need: NeedRows) -> tuple[str, int, int, Clock]:
+    """What an answer stays true of, also if the fragment is moved meanwhile."""
+    return need.journal, need.fragment.begin, need.run.first_offset, need.clock_gt
+
+
+class Fold:
+    """What one round makes of one read."""
+
+    __slots__ = (
+        "_context",
+        "_lsn",
+        "_read",
+        "bytes",
+        "closed",
+        "deliveries",
+        "floor",
+        "hints",
+        "notices",
+        "parked",
+        "position",
+        "spans",
+        "states",
+    )
+
+    def __init__(self, read: Read, context: Context, *, lsn: int = 0) -> None:
+        self._read = read
+        self._context = context
+        self._lsn = lsn
+        self.states: dict[Producer, ProducerState] = {}
+        self.spans: dict[Producer, _Span] = {}
+        self.position = read.planned
+        self.bytes = 0
+        self.deliveries: list[Delivery] = []
+        self.hints: list[Hint] = []
+        self.closed = False
+        """Something was committed or rolled back: there is progress for others to know of."""
+        self.floor = NEVER
+        self.notices: list[str] = []
+        self.parked = False
+
+    def state(self, producer: Producer) -> ProducerState:
+        """What is known of a producer, this round included."""
+        found = self.states.get(producer)
+        return self._read.state(producer) if found is None else found
+
+    def take(self, record: Record) -> None:
+        """Sequence the next record; raises `SequenceError`, or `Needed`."""
+        if self._read.gap and self.floor == NEVER:
+            self.floor = gap_floor(first_clock(record))
+        if isinstance(record, AckRecord):
+            self._take_ack(record)
+        else:
+            for run in record.runs:
+                self._take_run(record, run)
+        self.bytes += bytes_after(record, self.position)
+        self.position = record.end
+        if goals := self._read.goals:
+            self.parked = _reached(goals, self.state)
+
+    # ------------------------------------------------------------------------------------- rows
+
+    def _take_run(self, fragment: Fragment, run: Run) -> None:
+        producer = run.producer
+        state = self.state(producer)
+        outcome = sequence_run(state, run)
+        if outcome is RunOutcome.REPLAY_FIRST:
+            state = self._replay(producer, state, fragment.begin + run.first_offset)
+            outcome = sequence_run(state, run)
+        if outcome is not RunOutcome.NONE:
+            self._append(fragment, run, state, outcome)
+
+    def _append(
+        self, fragment: Fragment, run: Run, state: ProducerState, outcome: RunOutcome
+    ) -> None:
+        """Take the rows of a run that are new."""
+        placed = _placed(run, fragment.begin)
+        if fatal := fatal_outcome(outcome):
+            raise self._refusal(fatal, state, run.kind, run.clock_min, placed.first_offset, run)
+        begin = None
+        if outcome is RunOutcome.READ_ROWS:
+            begin = self._span_begin(fragment, run, placed, state)
+        self.states[run.producer] = advance_run(state, outcome, placed, begin)
+
+        rows, size = None, 0
+        if _admits(self._read.binding.bounds, run):
+            rows = VisibleRows(
+                fragment=fragment,
+                run=run,
+                clock_gt=seen(state),
+                running_max=not run.increasing,
+            )
+            size = fragment.bytes * run.rows // fragment.rows
+        if run.kind is Flag.OUTSIDE_TXN:
+            self.closed = True
+            if rows is not None:
+                self._deliver(run.producer, run.clock_max, (rows,), size)
+            return
+        span = self.spans.get(run.producer)
+        if span is None:
+            span = self.spans[run.producer] = _Span(continues=True)
+        if rows is not None:
+            span.rows.append(rows)
+            span.bytes += size
+
+    def _span_begin(self, fragment: Fragment, run: Run, placed: Run, state: ProducerState) -> int:
+        """Where a span begins within a run that repeats rows of before."""
+        if state.offset > 0 and placed.first_offset <= state.offset <= placed.last_offset:
+            return state.offset  # resumed from, and exact
+        need = NeedRows(
+            journal=self._read.history.name, fragment=fragment, run=run, clock_gt=seen(state)
+        )
+        begin = self._context.rows.get(row_key(need))
+        if begin is None:
+            raise Needed(need)
+        return begin
+
+    # ------------------------------------------------------------------------------------- ACKs
+
+    def _take_ack(self, ack: AckRecord) -> None:
+        producer = ack.producer
+        state = self.state(producer)
+        outcome = sequence(state, Flag.ACK_TXN, ack.clock)
+        if outcome is Outcome.REPLAY_FIRST:
+            state = self._replay(producer, state, ack.begin)
+            outcome = sequence(state, Flag.ACK_TXN, ack.clock)
+        if outcome.is_duplicate:
+            return
+        if outcome.is_fatal:
+            raise self._refusal(outcome, state, Flag.ACK_TXN, ack.clock, ack.begin, ack)
+        self.states[producer] = advance(state, outcome, ack.clock, ack.begin)
+        self.closed = True
+        if outcome.is_commit:
+            self._deliver_span(producer, ack.clock)
+        elif outcome is Outcome.ACK_DEEP_ROLLBACK:
+            self.notices.append(
+                f"journal {self._read.history.name}: producer {producer} has lost its write-ahead "
+                f"log and went back from commit {state.last_commit:#x} to {ack.clock:#x}, at "
+                f"offset {ack.begin}; what it writes again may be delivered again"
+            )
+        self.spans[producer] = _Span()
+        self._hint(ack)
+
+    def _deliver_span(self, producer: Producer, commit: Clock) -> None:
+        rows, size = self._span(producer)
+        if rows:
+            self._deliver(producer, commit, rows, size)
+
+    def _span(self, producer: Producer) -> tuple[tuple[VisibleRows, ...], int]:
+        added = self.spans.get(producer)
+        if added is not None and not added.continues:
+            return tuple(added.rows), added.bytes
+        held = self._read._spans.get(producer)  # noqa: SLF001 - a fold is the other half of a read
+        both = [span for span in (held, added) if span is not None]
+        return tuple(rows for span in both for rows in span.rows), sum(s.bytes for s in both)
+
+    def _deliver(
+        self, producer: Producer, commit: Clock, rows: tuple[VisibleRows, ...], size: int
+    ) -> None:
+        self.deliveries.append(
+            Delivery(
+                journal=self._read.history.name,
+                binding=self._read.binding.index,
+                producer=producer,
+                commit=commit,
+                rows=rows,
+                bytes=size,
+                lsn=self._lsn,
+            )
+        )
+
+    def _hint(self, ack: AckRecord) -> None:
+        binding = self._read.binding
+        commit = Commit(self._read.history.name, ack.producer, ack.clock)
+        self.hints += self._context.hints.extract(
+            Ack(commit=commit, hints=ack.hints),
+            binding=binding.index,
+            cohort=binding.cohort,
+            exists=self._context.exists,
+        )
+
+    # ----------------------------------------------------------------------------------- replay
+
+    def _replay(self, producer: Producer, state: ProducerState, end: int) -> ProducerState:
+        """Find the rows of a span that began before reading resumed; the state with them.
+
+        What was removed meanwhile is passed over. If nothing is left of the span, there is none.
+        """
+        begin = state.offset
+        self.states[producer] = begin_replay(state)
+        for record in self._read.history.between(begin, end):
+            if isinstance(record, AckRecord):
+                if record.producer == producer and begin <= record.begin:
+                    self._replay_ack(record)
+                continue
+            for run in record.runs:
+                first, last = record.begin + run.first_offset, record.begin + run.last_offset
+                if run.producer == producer and begin <= last and first < end:
+                    self._replay_run(record, run)
+        return self.states[producer]
+
+    def _replay_run(self, fragment: Fragment, run: Run) -> None:
+        state = self.states[run.producer]
+        outcome = sequence_run(state, run)
+        if outcome is RunOutcome.NONE:
+            return
+        if run.kind is Flag.OUTSIDE_TXN and fatal_outcome(outcome) is None:
+            raise self._refusal(
+                Outcome.REPLAY_MEETS_CLOSE,
+                state,
+                run.kind,
+                run.clock_max,
+                fragment.begin + run.first_offset,
+                run,
+            )
+        self._append(fragment, run, state, outcome)
+
+    def _replay_ack(self, ack: AckRecord) -> None:
+        state = self.states[ack.producer]
+        outcome = sequence_replay(state, Flag.ACK_TXN, ack.clock)
+        if outcome.is_fatal:
+            raise self._refusal(outcome, state, Flag.ACK_TXN, ack.clock, ack.begin, ack)
+        if not outcome.is_duplicate:
+            self.states[ack.producer] = advance(state, outcome, ack.clock, ack.begin)
+            self.spans[ack.producer] = _Span()
+
+    def _refusal(
+        self,
+        outcome: Outcome,
+        state: ProducerState,
+        kind: Flag,
+        clock: Clock,
+        offset: int,
+        of: Run | AckRecord,
+    ) -> Exception:
+        at = Position(
+            journal=self._read.history.name,
+            binding=self._read.binding.index,
+            offset=offset,
+            producer=of.producer,
+        )
+        return refusal(outcome, state, kind, clock, at)
+
+
+def _reached(goals: Mapping[Producer, Clock], state: Callable[[Producer], ProducerState]) -> bool:
+    return all(state(producer).last_commit >= goal for producer, goal in goals.items())
+
+
+def _placed(run: Run, begin: int) -> Run:
+    """The run with the journal's offsets; `replace` by hand, for rounds of many."""
+    return Run(
+        producer=run.producer,
+        kind=run.kind,
+        first_offset=run.first_offset + begin,
+        last_offset=run.last_offset + begin,
+        rows=run.rows,
+        clock_min=run.clock_min,
+        clock_max=run.clock_max,
+        clock_max_offset=run.clock_max_offset + begin,
+        increasing=run.increasing,
+    )
+
+
+def _admits(bounds: Bounds, run: Run) -> bool:
+    """Whether a run may have rows within the bounds; scans look at each where it has both."""
+    return (
+        run.clock_min < bounds.not_after
+        and run.clock_max >= bounds.not_before
+        and run.clock_max >= bounds.truncated_at
+    )
+
+
+def first_clock(record: Record) -> Clock:
+    """The clock of a record's first document, or an earlier one."""
+    if isinstance(record, AckRecord):
+        return record.clock
+    return min(run.clock_min for run in record.runs if run.first_offset == 0)
+
+
+def last_clock(record: Record) -> Clock:
+    """The greatest clock of a record."""
+    if isinstance(record, AckRecord):
+        return record.clock
+    return max(run.clock_max for run in record.runs)

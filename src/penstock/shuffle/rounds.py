@@ -1,0 +1,225 @@
+"""PURE: what to read next: a round of one lane, cut at one revision of the store per cohort.
+
+A producer writes nothing of its next transaction before every ACK of the last one is written. So if
+all journals of a cohort are read up to the same revision, whatever was committed before anything
+that was read was read as well, and a checkpoint never shows a part of one transaction beside the
+whole of a later one. Read at unrelated paces, journals would tear transactions apart that hints
+alone cannot keep together.
+
+An `Agenda` has the reads of a cohort in the order of the revisions they come to next. Only those
+with something to read are in it, so a round costs what it reads: a hundred thousand silent journals
+cost nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.journal.state import AckRecord, Record
+from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
+from penstock.shuffle.delivery import Delivery
+from penstock.shuffle.reads import Context, Fold, Read, first_clock, last_clock
+
+
+class Agenda:
+    """The reads of one cohort, by the revision of the next record of each."""
+
+    def __init__(self, *, cohort: int, delay: int) -> None:
+        self.cohort = cohort
+        self.delay = delay
+        self._heap: list[tuple[int, int, Read]] = []
+
+    def queue(self, read: Read) -> None:
+        """Note where a read goes on from `planned`, wherever it was noted before."""
+        revision = None if read.parked else read.history.first_revision(read.planned)
+        if revision != read.queued:
+            read.queued = revision
+            if revision is not None:
+                heapq.heappush(self._heap, (revision, read.serial, read))
+
+    @property
+    def first(self) -> tuple[int, Read] | None:
+        """The next revision, and one of the reads that come to it."""
+        heap = self._heap
+        while heap:
+            revision, _, read = heap[0]
+            if read.queued == revision:
+                return revision, read
+            heapq.heappop(heap)  # it was noted elsewhere since
+        return None
+
+    def pop(self, revision: int) -> list[Read]:
+        """All reads that come to this revision next; each is to be queued again."""
+        popped: list[Read] = []
+        while (first := self.first) is not None and first[0] == revision:
+            heapq.heappop(self._heap)
+            first[1].queued = None
+            popped.append(first[1])
+        return popped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitUntil:
+    """There is something to read, and none of it is due before this instant."""
+
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Round:
+    """Rows to stage, or to refer to. Nothing is reported of it before it is committed."""
+
+    lsn: int
+    """Ascending from one round that is committed to the next; rounds without deliveries too."""
+    lane: int
+    deliveries: tuple[Delivery, ...]
+    revisions: Mapping[int, int]
+    """Through which revision each cohort of the lane is read that is read any further."""
+    folds: Mapping[Read, Fold] = field(repr=False)
+
+    @property
+    def bytes(self) -> int:
+        """As it is stored."""
+        return sum(delivery.bytes for delivery in self.deliveries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a round; it may exceed them by one revision of the store, if that is all it has."""
+
+    bytes: int
+    records: int
+
+
+Awaited = Mapping[Read, Mapping[Producer, Clock]]
+"""Commits that a pending checkpoint waits for, of reads that can be read further."""
+
+
+class _Step(enum.Enum):
+    """What came of a revision that a round could take."""
+
+    TAKEN = "is in the round"
+    FULL = "does not fit, and the round ends before it"
+    LATER = "is not due yet"
+
+
+class Draft:
+    """A round being planned. Reads are `planned` to be where it leaves them, until `abandon`."""
+
+    def __init__(
+        self, context: Context, *, lsn: int, through: int, now: Clock, limits: Limits
+    ) -> None:
+        self.lsn = lsn
+        self._context = context
+        self._through = through
+        self._now = now
+        self._limits = limits
+        self._bytes = 0
+        self._records = 0
+        self.folds: dict[Read, Fold] = {}
+        self.revisions: dict[int, int] = {}
+        self.due = CLOCK_MAX
+        """When the first thing that is not due yet will be."""
+
+    def fill(self, agendas: Iterable[Agenda], awaited: Awaited, *, awaited_only: bool) -> None:
+        """Take revisions of these cohorts until the round is full, or nothing is left or due.
+
+        Cohorts are kept level: the one whose next document is the oldest goes first. But what
+        pending checkpoints wait for comes before that, and with `awaited_only`, nothing else does.
+        """
+        waiting = _by_cohort(awaited)
+        going = [each for each in agendas if not awaited_only or each.cohort in waiting]
+        while going:
+            agenda = going[0]
+            if len(going) > 1:
+                agenda = min(
+                    going, key=lambda each: (each.cohort not in waiting, _next_clock(each))
+                )
+            first = agenda.first
+            if first is None or first[0] > self._through:
+                going.remove(agenda)
+                continue
+            step = self._take(agenda, first[0])
+            if step is _Step.FULL:
+                return
+            if agenda.cohort in waiting and self._has_come(waiting[agenda.cohort]):
+                del waiting[agenda.cohort]
+                if awaited_only:
+                    return
+            if step is _Step.LATER:
+                going.remove(agenda)
+
+    def _take(self, agenda: Agenda, revision: int) -> _Step:
+        """Read one revision of a cohort, whole, or leave it."""
+        reads = agenda.pop(revision)
+        try:
+            parts = [(read, read.history.at_revision(read.planned, revision)) for read in reads]
+            if agenda.delay and not self._is_due(agenda, parts):
+                return _Step.LATER
+            if not self._fits(parts):
+                return _Step.FULL
+            for read, records in parts:
+                if records:
+                    self._fold(read, records)
+                    self.revisions[agenda.cohort] = revision
+        finally:
+            for read in reads:
+                agenda.queue(read)
+        return _Step.TAKEN
+
+    def _is_due(self, agenda: Agenda, parts: Iterable[tuple[Read, list[Record]]]) -> bool:
+        clocks = (last_clock(record) for _, records in parts for record in records)
+        due = Clock(max(clocks, default=NEVER) + agenda.delay)
+        if due > self._now:
+            self.due = min(self.due, due)
+        return due <= self._now
+
+    def _fits(self, parts: Iterable[tuple[Read, list[Record]]]) -> bool:
+        """Whether there is room; there is always room for one revision, whatever its size."""
+        size = records = 0
+        for read, some in parts:
+            records += len(some)
+            for record in some:
+                if isinstance(record, AckRecord):
+                    size += read.held_bytes(record.producer)  # of rounds before: rows come now
+                else:
+                    size += record.bytes
+        size, records = self._bytes + size, self._records + records
+        if self.folds and (size > self._limits.bytes or records > self._limits.records):
+            return False
+        self._bytes, self._records = size, records
+        return True
+
+    def _fold(self, read: Read, records: Iterable[Record]) -> None:
+        fold = self.folds.get(read)
+        if fold is None:
+            fold = self.folds[read] = Fold(read, self._context, lsn=self.lsn)
+        for record in records:
+            fold.take(record)
+            if fold.parked:
+                break
+        read.plan(fold)
+
+    def _has_come(self, awaited: dict[Read, Mapping[Producer, Clock]]) -> bool:
+        for read in [read for read in awaited if read in self.folds]:
+            fold = self.folds[read]
+            if all(fold.state(p).last_commit >= clock for p, clock in awaited[read].items()):
+                del awaited[read]
+        return not awaited
+
+
+def _by_cohort(awaited: Awaited) -> dict[int, dict[Read, Mapping[Producer, Clock]]]:
+    cohorts: dict[int, dict[Read, Mapping[Producer, Clock]]] = {}
+    for read, commits in awaited.items():
+        cohorts.setdefault(read.binding.cohort, {})[read] = commits
+    return cohorts
+
+
+def _next_clock(agenda: Agenda) -> Clock:
+    """When the next document of a cohort was written, its delay included."""
+    first = agenda.first
+    record = first and first[1].history.first(first[1].planned)
+    return Clock(first_clock(record) + agenda.delay) if record else CLOCK_MAX

@@ -1,0 +1,431 @@
+"""PURE: everything that a session decides: what to read, when, and what to hand out.
+
+The shell around it (`session.py`) follows collections and tells it what it learns, performs the
+rounds that it plans, looks up what it needs to know, and passes on its answers:
+
+    learn(collection, revision, changed)    a followed collection is known this far
+    request()                               the coordinator wants the next checkpoint
+    plan(now)        -> Round               to be staged, then commit(round) or abandon(round)
+                     -> NeedRows, NeedPages to be looked up, then supply(need, answer)
+                     -> WaitUntil           something is due then
+                     -> None                nothing to do, until something is learned or requested
+    answer()         -> Checkpoint          until consumed(checkpoint), its bytes are kept
+    tick()                                  every `TICK_S`; warns, and raises when nothing can move
+
+One round is in flight at a time, and its effect is not seen before it is committed. Any error ends
+the session; the next one starts from the coordinator's checkpoint, and this state is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from penstock.errors import Bug
+from penstock.journal.state import JournalState, Record
+from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
+from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
+from penstock.model.hints import Hint
+from penstock.model.producer_frontier import ProducerFrontier
+from penstock.shuffle.binding import Binding, hint_index, lanes
+from penstock.shuffle.checkpoint import Checkpoints
+from penstock.shuffle.delivery import Checkpoint, Outbox
+from penstock.shuffle.history import Need, Needed, NeedPages, NeedRows
+from penstock.shuffle.pressure import DeadlockWatch, Pressure
+from penstock.shuffle.reads import Context, Read, row_key
+from penstock.shuffle.rounds import Agenda, Awaited, Draft, Limits, Round, WaitUntil
+from penstock.shuffle.topology import RecoveryImpossible, Topology
+
+__all__ = [
+    "Need",
+    "NeedPages",
+    "NeedRows",
+    "Options",
+    "RecoveryImpossible",
+    "Round",
+    "SessionState",
+    "WaitUntil",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much a session reads at once, and ahead."""
+
+    disk_limit: int = 16 << 30
+    """Bytes that are read and not consumed, at which reading stops."""
+    round_max_bytes: int | None = None
+    """Of one round; an eighth of the disk limit by default."""
+    round_max_fragments: int = 50_000
+    """Records of one round, which is what planning it takes time for."""
+    read_ahead: bool = False
+    """Plan rounds while nothing is requested: they are staged on disk until they are."""
+
+    @property
+    def limits(self) -> Limits:
+        size = self.round_max_bytes
+        return Limits(
+            bytes=max(self.disk_limit // 8, 1) if size is None else size,
+            records=self.round_max_fragments,
+        )
+
+
+class _Lane:
+    """What is read together."""
+
+    __slots__ = ("agendas", "index", "unreported")
+
+    def __init__(self, index: int, agendas: Sequence[Agenda]) -> None:
+        self.index = index
+        self.agendas = agendas
+        self.unreported: dict[Read, None] = {}
+        """Reads with producers that others were not told of, in the order they were met."""
+
+
+class SessionState:
+    """A session without its hands."""
+
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        *,
+        shards: int,
+        resume: Frontier = EMPTY,
+        options: Options = Options(),  # noqa: B008 - frozen
+    ) -> None:
+        if shards < 1:
+            raise ValueError("a task has at least one shard")
+        self._options = options
+        self._shards = shards
+        grouped = lanes(bindings)
+        self._checkpoints = Checkpoints(grouped, resume)
+        self._topology = Topology(bindings, resume, recovery=self._checkpoints.recovery)
+        self._agendas = {
+            binding.cohort: Agenda(cohort=binding.cohort, delay=binding.read_delay)
+            for binding in bindings
+        }
+        by_index = {binding.index: binding for binding in bindings}
+        self._lanes = []
+        self._lane_of: dict[int, _Lane] = {}
+        for at, group in enumerate(grouped):
+            cohorts = dict.fromkeys(by_index[index].cohort for index in group.bindings)
+            lane = _Lane(at, [self._agendas[cohort] for cohort in cohorts])
+            self._lanes.append(lane)
+            self._lane_of |= dict.fromkeys(group.bindings, lane)
+        self._rows: dict[tuple[str, int, int, Clock], int] = {}
+        self._context = Context(
+            hints=hint_index(bindings), exists=self._topology.exists, rows=self._rows
+        )
+        self._outbox = Outbox()
+        self._pressure = Pressure(options.disk_limit)
+        self._deadlock = DeadlockWatch()
+        self._lsn = 0
+        self._in_flight: Round | None = None
+        self._handed_out: list[Checkpoint] = []
+        self._due: Clock | None = None
+        self._settled_through = -1
+
+    def take_notices(self) -> list[str]:
+        """What happened to journals since this was asked before, for people."""
+        taken, self._topology.notices = self._topology.notices, []
+        return taken
+
+    @property
+    def collections(self) -> tuple[str, ...]:
+        """What is to be followed, and learned before anything is read."""
+        return self._topology.collections
+
+    @property
+    def recovery(self) -> bool:
+        """Whether this session replays one transaction, and then nothing more."""
+        return self._topology.recovery
+
+    # --------------------------------------------------------------------------------- learning
+
+    def learn(self, collection: str, revision: int, changed: Mapping[str, JournalState]) -> None:
+        """The journals of a collection are known up to `revision`; these differ from before.
+
+        The first call for a collection lists all its journals, also if there are none.
+        """
+        for read in self._topology.learn(collection, revision, changed):
+            self._agendas[read.binding.cohort].queue(read)
+        self._discharge()
+
+    def request(self) -> None:
+        """The coordinator wants the next checkpoint; it may ask for one at a time."""
+        self._checkpoints.request()
+
+    # --------------------------------------------------------------------------------- planning
+
+    def plan(self, now: Clock) -> Round | Need | WaitUntil | None:
+        """What to do next. Lanes go by priority; one with nothing due holds nobody back."""
+        self._due = None
+        if self._in_flight is not None or self._topology.unlisted or not self._is_wanted():
+            return None
+        awaited = self._awaited()
+        hinted = {self._lane_of[read.binding.index].index for read in awaited}
+        due = CLOCK_MAX
+        for lane in sorted(self._lanes, key=lambda lane: lane.index not in hinted):
+            if not self._pressure.allows(hinted=lane.index in hinted):
+                continue
+            draft = Draft(
+                self._context,
+                lsn=self._lsn + 1,
+                through=self._topology.revision,
+                now=now,
+                limits=self._options.limits,
+            )
+            try:
+                draft.fill(lane.agendas, awaited, awaited_only=self._pressure.engaged)
+            except Needed as needed:
+                self._unplan(draft.folds)
+                return needed.need
+            if draft.folds:
+                return self._round(lane, draft)
+            due = min(due, draft.due)
+        if due == CLOCK_MAX:
+            return None
+        self._due = due
+        return WaitUntil(clock=due)
+
+    def supply(self, need: Need, answer: int | Sequence[Record]) -> None:
+        """What was looked up: an offset for `NeedRows`, records for `NeedPages`."""
+        match need:
+            case NeedRows() if isinstance(answer, int):
+                self._rows[row_key(need)] = answer
+            case NeedPages() if not isinstance(answer, int):
+                history = self._topology.histories[need.journal]
+                history.supply(need.pages, answer)
+                for read in self._topology.readers(need.journal):
+                    self._agendas[read.binding.cohort].queue(read)
+            case NeedRows() | NeedPages():
+                raise Bug(f"{answer!r} is no answer to {type(need).__name__}")
+            case _:
+                assert_never(need)
+
+    def _is_wanted(self) -> bool:
+        if self._options.read_ahead:
+            return True
+        return self._checkpoints.requested and not self._checkpoints.would_answer()
+
+    def _awaited(self) -> Awaited:
+        """What pending checkpoints wait for, as far as there is something to read of it."""
+        if len(self._agendas) == 1 and not self._pressure.engaged:
+            return {}  # there is nothing to put first
+        awaited: dict[Read, dict[Producer, Clock]] = {}
+        for journal in self._checkpoints.unresolved():
+            read = self._topology.reads.get((journal.journal, journal.binding))
+            if read and read.queued is not None and read.queued <= self._topology.revision:
+                awaited[read] = {each.producer: each.hinted_commit for each in journal.producers}
+        return awaited
+
+    def _round(self, lane: _Lane, draft: Draft) -> Round:
+        self._in_flight = Round(
+            lsn=draft.lsn,
+            lane=lane.index,
+            deliveries=tuple(each for fold in draft.folds.values() for each in fold.deliveries),
+            revisions=draft.revisions,
+            folds=draft.folds,
+        )
+        return self._in_flight
+
+    def _unplan(self, reads: Iterable[Read]) -> None:
+        for read in reads:
+            read.unplan()
+            self._agendas[read.binding.cohort].queue(read)
+
+    # ------------------------------------------------------------------------------- committing
+
+    def abandon(self, planned: Round) -> None:
+        """The round could not be staged. What it would have read is planned again."""
+        self._land(planned)
+        self._unplan(planned.folds)
+
+    def commit(self, planned: Round) -> None:
+        """The rows of the round are safe: what it found is so, and others may know."""
+        self._land(planned)
+        lane = self._lanes[planned.lane]
+        self._lsn = planned.lsn
+        self._rows.clear()
+        hints: list[Hint] = []
+        floors: dict[int, Clock] = {}
+        closed = False
+        for read, fold in planned.folds.items():
+            read.adopt(fold)
+            if read.unreported:
+                lane.unreported[read] = None
+            read.history.forget(self._least_position(read))
+            hints += fold.hints
+            closed = closed or fold.closed
+            if fold.floor != NEVER:
+                binding = read.binding.index
+                floors[binding] = max(floors.get(binding, NEVER), fold.floor)
+            self._topology.notices += fold.notices
+        self._outbox.put(planned.deliveries)
+        self._pressure.add(planned.bytes)
+        if closed:
+            reads, lane.unreported = lane.unreported, {}
+            delta = _delta((read.report() for read in reads), hints, floors)
+            delta = replace(delta, flushed_lsn=(planned.lsn,) * self._shards)
+            self._checkpoints.on_progressed(lane.index, delta)
+        elif floors:
+            self._checkpoints.on_progressed(lane.index, Frontier.of((), gap_floors=floors))
+        self._discharge()
+
+    def _land(self, planned: Round) -> None:
+        if planned is not self._in_flight:
+            raise Bug(f"round {planned.lsn} is not the one in flight")
+        self._in_flight = None
+
+    def _least_position(self, read: Read) -> int:
+        return min(each.position for each in self._topology.readers(read.history.name))
+
+    def _discharge(self) -> None:
+        """Do not wait for commits of journals that are gone: what they committed went with them."""
+        if not self._topology.gone or self.recovery:
+            return
+        while unresolved := self._checkpoints.unresolved():
+            gone = [each for each in unresolved if not self._topology.exists(each.journal)]
+            if not gone:
+                return
+            for journal in gone:
+                entries = tuple(
+                    ProducerFrontier(producer=each.producer, last_commit=each.hinted_commit)
+                    for each in journal.producers
+                )
+                self._checkpoints.on_progressed(
+                    self._lane_of[journal.binding].index,
+                    Frontier.of([replace(journal, producers=entries)]),
+                )
+
+    # -------------------------------------------------------------------------------- answering
+
+    def answer(self) -> Checkpoint | None:
+        """The answer to the request that is outstanding, as soon as there is one."""
+        frontier = self._checkpoints.answer()
+        if frontier is None:
+            return None
+        checkpoint = Checkpoint(frontier=frontier, deliveries=self._outbox.take(frontier))
+        self._handed_out.append(checkpoint)
+        return checkpoint
+
+    def consumed(self, checkpoint: Checkpoint) -> None:
+        """The coordinator has drained a checkpoint: its rows are not needed any more."""
+        for at, each in enumerate(self._handed_out):
+            if each is checkpoint:
+                del self._handed_out[at]
+                break
+        else:
+            raise Bug("a checkpoint was consumed that was not handed out, or twice")
+        was_engaged = self._pressure.engaged
+        self._pressure.release(checkpoint.bytes)
+        if was_engaged and not self._pressure.engaged:
+            self._deadlock.unblock()
+
+    def tick(self) -> list[str]:
+        """Count what does not move; warnings for people. Raises `Stalled` and `DiskDeadlock`."""
+        warnings = self._checkpoints.tick()
+        self._deadlock.tick(
+            requested=self._checkpoints.requested,
+            answerable=self._checkpoints.would_answer(),
+            blocked=self._is_blocked(),
+            drained=not self._handed_out,
+        )
+        return warnings
+
+    def _is_blocked(self) -> bool:
+        if not self._pressure.engaged or self._in_flight is not None:
+            return False
+        return not (self._pressure.allows(hinted=True) and self._awaited())
+
+    # --------------------------------------------------------------------------------- telling
+
+    @property
+    def settled_through(self) -> int:
+        """A revision, everything committed up to which was handed out; the last that is known.
+
+        A transaction that is acknowledged in some of its journals is committed, and waited for. A
+        recovery reads a part only, and knows of no such revision.
+        """
+        pending = (
+            self.recovery
+            or self._in_flight is not None
+            or self._checkpoints.would_answer()
+            or self._checkpoints.unresolved()
+        )
+        if not pending:
+            nexts = (agenda.first for agenda in self._agendas.values())
+            unread = min((first[0] - 1 for first in nexts if first), default=CLOCK_MAX)
+            self._settled_through = min(self._topology.revision, unread)
+        return self._settled_through
+
+    def waiting_for(self) -> str:
+        """Why nothing comes, in sentences."""
+        if unlisted := self._topology.unlisted:
+            return f"The journals of {', '.join(unlisted)} are not listed yet."
+        if self._in_flight is not None:
+            return f"Round {self._in_flight.lsn} is being read."
+        if self._checkpoints.would_answer():
+            return "A checkpoint is ready."
+        reasons = []
+        if unresolved := self._checkpoints.unresolved().describe_unresolved():
+            reasons.append(f"Commits were announced that are not read yet:\n{unresolved}")
+        if self._pressure.engaged:
+            reasons.append(
+                f"{self._pressure.bytes} bytes were read ahead, of a limit of "
+                f"{self._pressure.limit}; reading goes on when half of that is consumed."
+            )
+        if self._due is not None:
+            reasons.append("What is there to read is not due, because of a read delay.")
+        behind = [
+            f"{read.history.name} ends at offset {read.history.state.end}, and was read through "
+            f"{read.position} before."
+            for read in self._topology.reads.values()
+            if read.position > read.history.state.end
+        ]
+        reasons += behind[:20]
+        count = len(self._topology.reads)
+        if self.recovery and not reasons:
+            reasons.append("The unfinished transaction was replayed; this session is done.")
+        return "\n".join(reasons) or f"Nothing new is committed to the {count} journals it reads."
+
+
+def _delta(
+    reports: Iterable[JournalFrontier], hints: Iterable[Hint], floors: Mapping[int, Clock]
+) -> Frontier:
+    """What reads of a lane have to report, and what they were told of others, as one frontier."""
+    found: dict[tuple[str, int], JournalFrontier] = {}
+    for report in reports:
+        key = (report.journal, report.binding)
+        before = found.get(key)  # of a journal that was dropped, and created again
+        found[key] = report if before is None else _join(before, report)
+    latest: dict[tuple[str, int], dict[Producer, Clock]] = {}
+    for hint in hints:
+        clocks = latest.setdefault((hint.journal, hint.binding), {})
+        clocks[hint.producer] = max(clocks.get(hint.producer, NEVER), hint.clock)
+    for (journal, binding), clocks in latest.items():
+        hinted = JournalFrontier(
+            journal=journal,
+            binding=binding,
+            producers=tuple(
+                ProducerFrontier(producer=producer, last_commit=NEVER, hinted_commit=clock)
+                for producer, clock in sorted(clocks.items())
+            ),
+        )
+        before = found.get((journal, binding))
+        found[journal, binding] = hinted if before is None else _join(before, hinted)
+    return Frontier.of((found[key] for key in sorted(found)), gap_floors=floors)
+
+
+def _join(a: JournalFrontier, b: JournalFrontier) -> JournalFrontier:
+    producers = {entry.producer: entry for entry in a.producers}
+    for entry in b.producers:
+        before = producers.get(entry.producer)
+        producers[entry.producer] = entry if before is None else before.reduce(entry)
+    return replace(
+        a,
+        producers=tuple(producers[producer] for producer in sorted(producers)),
+        bytes_read_delta=a.bytes_read_delta + b.bytes_read_delta,
+        bytes_behind_delta=a.bytes_behind_delta + b.bytes_behind_delta,
+    )
