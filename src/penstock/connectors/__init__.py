@@ -1,0 +1,1 @@
+"""Endpoints that Penstock writes to: one file each, and a table of their names."""
