@@ -14,6 +14,7 @@ DECLARED_IN = (
     "penstock.consensus.statelog",
     "penstock.journal.publisher",
     "penstock.journal.upkeep",
+    "penstock.shuffle.log",
 )
 """Points are declared where they stand, and known once their module is imported."""
 
