@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final
 
 from penstock.errors import Bug
-from penstock.journal.state import Fragment, JournalState, Page, Record, Status
+from penstock.journal.state import Fragment, JournalState, Page, Record
 from penstock.model.byte_progress import byte_position
 from penstock.model.clock import Clock
 from penstock.model.runs import Run
@@ -68,10 +68,13 @@ class History:
         self._loaded: dict[str, Sequence[Record]] = {}
 
     @property
-    def exists(self) -> bool:
-        """Whether it holds anything, or is about to: if not, nobody needs to wait for it."""
-        state = self.state
-        return state.status is Status.ACTIVE or (state.readable and state.begin < state.end)
+    def holds_anything(self) -> bool:
+        """Whether there is anything to wait for here, when an ACK elsewhere hints at this journal.
+
+        The rows of a transaction are appended before its first ACK is. So where there is nothing,
+        there is nothing of that transaction, whether it was removed or never was.
+        """
+        return self.state.readable and self.state.begin < self.state.end
 
     def move(self, state: JournalState) -> None:
         """The journal is further on. What was sealed meanwhile stays at hand until `forget`."""
@@ -174,6 +177,11 @@ class History:
                 )
             self._loaded[page.path] = held
             at += page.records
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether pages are at hand, to `forget`."""
+        return bool(self._loaded)
 
     def forget(self, offset: int) -> None:
         """Nobody is about to read what lies before `offset`."""

@@ -65,6 +65,7 @@ class Read:
     """One (journal, binding), as far as committed rounds have read it."""
 
     __slots__ = (
+        "_begun",
         "_bytes",
         "_bytes_read",
         "_spans",
@@ -73,6 +74,7 @@ class Read:
         "gap",
         "goals",
         "history",
+        "lossy",
         "parked",
         "planned",
         "position",
@@ -95,7 +97,6 @@ class Read:
         `goals` are the commits that a recovery must read up to, and not beyond.
         """
         resumed = resume(entries)
-        begin = history.state.begin
         self.history = history
         self.binding = binding
         self.serial = serial
@@ -106,22 +107,20 @@ class Read:
         """The same, if what is being planned were committed."""
         self.queued: int | None = None
         """The revision under which it waits to be planned."""
-        self.gap = begin > self.position
-        """Content was removed before this could read it, and no floor was raised for it yet."""
+        self.lossy = False
+        """Content was removed before this could read it."""
+        self.gap = False
+        """It was when reading began, and no floor was raised for that yet."""
         self.goals = dict(goals or {})
         self.parked = False
         """A recovery has read what it must."""
         self.unreported: set[Producer] = set()
+        self._begun = False
         self._states = resumed.states
-        if self.gap:  # what the main read would have met first is to be replayed, if it is left
-            for producer, state in resumed.states.items():
-                is_open = ProducerFrontier(
-                    producer=producer, last_commit=state.last_commit, offset=state.offset
-                ).is_open
-                self._states[producer] = replace(state, gapped=is_open)
         self._spans: dict[Producer, _Span] = {}
         self._bytes_read = history.bytes_end - history.bytes_from(self.position)
         self._bytes = ByteProgress.starting_at(self._bytes_read)
+        self.skip_removed()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -161,19 +160,39 @@ class Read:
         self.position = max(self.position, fold.position)
         self.unplan()
         self.gap = False
+        self._begun = True
         self._bytes_read += fold.bytes
 
     def skip_removed(self) -> bool:
         """Go past what was removed before it was read; whether anything was.
 
-        No floor is raised: what this misses is missed once, and not by everybody who resumes.
+        If nothing was read yet, there is a gap before where reading begins, and every open span
+        has begun before it. A gap that is met later is not told to those who wait for hints.
         """
         begin = self.history.state.begin
-        if self.gap or self.planned >= begin:
+        if self.planned >= begin:
             return False
+        self.lossy = True
+        if not self._begun and self.planned == self.position:
+            self.gap = True
+            for producer, state in self._states.items():
+                if state.report(producer).is_open:
+                    self._states[producer] = replace(state, gapped=True)
         self.position, self.planned = max(self.position, begin), begin
         self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
         return True
+
+    def has_lost(self, producer: Producer) -> bool:
+        """Whether a commit that was hinted need not be waited for: it can only have been removed.
+
+        So it is if content was removed unread, all that is left was read, and of an open span of
+        that producer not even the begin is left.
+        """
+        if not self.lossy or self.planned != self.position:
+            return False
+        state = self.state(producer)
+        is_open = state.report(producer).is_open
+        return not is_open or state.offset < self.history.state.begin
 
     def report(self) -> JournalFrontier:
         """Every producer that changed since the last report, and how far reading has come.

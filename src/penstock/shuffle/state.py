@@ -115,7 +115,7 @@ class SessionState:
             self._lane_of |= dict.fromkeys(group.bindings, lane)
         self._rows: dict[tuple[str, int, int, Clock], int] = {}
         self._context = Context(
-            hints=hint_index(bindings), exists=self._topology.exists, rows=self._rows
+            hints=hint_index(bindings), exists=self._topology.holds_anything, rows=self._rows
         )
         self._outbox = Outbox()
         self._pressure = Pressure(options.disk_limit)
@@ -255,7 +255,8 @@ class SessionState:
             read.adopt(fold)
             if read.unreported:
                 lane.unreported[read] = None
-            read.history.forget(self._least_position(read))
+            if read.history.has_pages:
+                self._topology.forget_pages(read.history)
             hints += fold.hints
             closed = closed or fold.closed
             if fold.floor != NEVER:
@@ -278,26 +279,29 @@ class SessionState:
             raise Bug(f"round {planned.lsn} is not the one in flight")
         self._in_flight = None
 
-    def _least_position(self, read: Read) -> int:
-        return min(each.position for each in self._topology.readers(read.history.name))
-
     def _discharge(self) -> None:
-        """Do not wait for commits of journals that are gone: what they committed went with them."""
-        if not self._topology.gone or self.recovery:
+        """Do not wait for commits that were removed: what they committed is gone with them."""
+        if not self._topology.lossy or self.recovery:
             return
-        while unresolved := self._checkpoints.unresolved():
-            gone = [each for each in unresolved if not self._topology.exists(each.journal)]
-            if not gone:
+        while self._checkpoints.unresolved():
+            lost = [
+                replace(journal, producers=entries)
+                for journal in self._checkpoints.unresolved()
+                if (entries := self._lost(journal))
+            ]
+            if not lost:
                 return
-            for journal in gone:
-                entries = tuple(
-                    ProducerFrontier(producer=each.producer, last_commit=each.hinted_commit)
-                    for each in journal.producers
-                )
-                self._checkpoints.on_progressed(
-                    self._lane_of[journal.binding].index,
-                    Frontier.of([replace(journal, producers=entries)]),
-                )
+            for journal in lost:
+                delta = Frontier.of([journal])
+                self._checkpoints.on_progressed(self._lane_of[journal.binding].index, delta)
+
+    def _lost(self, journal: JournalFrontier) -> tuple[ProducerFrontier, ...]:
+        key = (journal.journal, journal.binding)
+        return tuple(
+            ProducerFrontier(producer=entry.producer, last_commit=entry.hinted_commit)
+            for entry in journal.producers
+            if self._topology.has_lost(key, entry.producer)
+        )
 
     # -------------------------------------------------------------------------------- answering
 

@@ -62,8 +62,8 @@ class Topology:
         self._revisions = dict.fromkeys(self._bindings, -1)
         self._readers: dict[str, list[Read]] = {}
         self._serial = 0
-        self.gone = False
-        """Some journal was dropped or emptied since the session began."""
+        self.lossy = False
+        """Some journal is gone, or empty, or some of it was removed before it was read."""
 
     @property
     def collections(self) -> tuple[str, ...]:
@@ -80,14 +80,27 @@ class Topology:
         """The revision up to which every journal is known; -1 before all are listed."""
         return min(self._revisions.values(), default=-1)
 
-    def exists(self, journal: str) -> bool:
-        """Whether a journal is there to be waited for."""
+    def holds_anything(self, journal: str) -> bool:
+        """Whether there may be something to wait for in a journal."""
         history = self.histories.get(journal)
-        return history is not None and history.exists
+        return history is not None and history.holds_anything
+
+    def has_lost(self, key: tuple[str, int], producer: Producer) -> bool:
+        """Whether a hinted commit need not be waited for, because it can only have been removed."""
+        if not self.holds_anything(key[0]):
+            return True
+        read = self.reads[key]
+        caught_up = read.queued is None or read.queued > self.revision
+        return caught_up and read.has_lost(producer)
 
     def readers(self, journal: str) -> Sequence[Read]:
         """The reads of a journal."""
         return self._readers.get(journal, ())
+
+    def forget_pages(self, history: History) -> None:
+        """Let go of the pages of a journal that all its reads are past."""
+        positions = (read.position for read in self.readers(history.name))
+        history.forget(min(positions, default=history.state.end))
 
     def learn(
         self, collection: str, revision: int, changed: Mapping[str, JournalState]
@@ -128,14 +141,14 @@ class Topology:
         self, name: str, state: JournalState, collection: str, *, again: bool
     ) -> Iterable[Read]:
         history = self.histories[name] = History(name, state)
-        self.gone = self.gone or not history.exists
         reads = self._readers[name] = []
         for binding in self._bindings[collection]:
             key = (name, binding.index)
             if _reads(binding, name) and (not self.recovery or key in self._goals):
                 read = self._start_read(history, binding)
                 if again:
-                    read.gap = False  # what was dropped is told of, and was removed mid-read
+                    read.gap = False  # what was dropped was removed mid-read
+                self.lossy = self.lossy or read.lossy
                 self.reads[key] = read
                 reads.append(read)
         if again:
@@ -144,18 +157,20 @@ class Topology:
 
     def _start_read(self, history: History, binding: Binding) -> Read:
         key = (history.name, binding.index)
+        entries = self._entries.pop(key, ())
+        floor = max((abs(entry.offset) for entry in entries), default=0)
         self._serial += 1
         read = Read(
             history,
             binding,
             serial=self._serial,
-            entries=self._entries.pop(key, ()),
+            entries=entries,
             goals=self._goals.get(key) if self.recovery else None,
         )
-        if read.gap and read.position:
+        if read.gap and floor:
             self.notices.append(
-                f"journal {history.name}: offsets {read.position} to {history.state.begin} were "
-                f"removed before binding {binding.index} has read them; it goes on behind them"
+                f"journal {history.name}: offsets {floor} to {history.state.begin} were removed "
+                f"before binding {binding.index} has read them; it goes on behind them"
             )
         return read
 
@@ -165,20 +180,20 @@ class Topology:
             self._drop(history)
             return reads
         history.move(state)
-        if state.status is Status.SUSPENDED and not history.exists:
-            self.gone = True
+        self.lossy = self.lossy or not history.holds_anything
         if state.status is not before.status:
             self.notices.append(f"journal {history.name} is {state.status.value} now")
         if state.begin > before.begin:
             for read in reads:
                 position = read.planned
                 if read.skip_removed():
+                    self.lossy = True
                     self.notices.append(
                         f"journal {history.name}: offsets {position} to {state.begin} were removed "
                         f"while binding {read.binding.index} was reading; it goes on behind them"
                     )
-        if reads:
-            history.forget(min(read.position for read in reads))
+        if history.has_pages:
+            self.forget_pages(history)
         return reads
 
     def _drop(self, history: History) -> None:
@@ -193,7 +208,7 @@ class Topology:
             begin=state.end,
             end=state.end,
         )
-        self.gone = True
+        self.lossy = True
         for read in self._readers[history.name]:
             if self.recovery:
                 raise _impossible(read.key)
@@ -205,7 +220,8 @@ class Topology:
     def _require_hinted(self) -> None:
         if not self.unlisted:
             for key in self._goals:
-                if key not in self.reads or not self.exists(key[0]):
+                read = self.reads.get(key)
+                if read is None or (read.lossy and not read.history.holds_anything):
                     raise _impossible(key)
 
 
