@@ -21,6 +21,7 @@ from penstock.cli import (
     list_failpoints,
     persistd,
     read,
+    shuffle,
 )
 from penstock.cli.frame import register, stdout
 
@@ -61,6 +62,7 @@ register(app, append.append)
 register(app, read.read)
 register(app, journals.journals)
 register(app, fragments.fragments)
+register(app, shuffle.shuffle)
 register(app, demo.demo)
 register(app, compact.compact)
 register(app, gc.gc)

@@ -1,0 +1,371 @@
+"""`penstock shuffle`: the checkpoints of a task, as they become ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.append import current_catalog
+from penstock.cli.frame import stderr
+from penstock.cli.stores import opened
+from penstock.cli.tables import size_text
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.journal.planning import Planner
+    from penstock.journal.state import JournalState
+    from penstock.model.clock import Clock
+    from penstock.model.routing import Routing
+    from penstock.model.spec import Catalog
+    from penstock.shuffle.binding import Binding
+    from penstock.shuffle.delivery import Checkpoint
+    from penstock.shuffle.session import Session
+
+    Counting = Callable[[Checkpoint], Awaitable[list[int]]]
+    """Documents of a checkpoint, shard by shard."""
+
+PATIENCE_S = 5.0
+"""After so long without a checkpoint, say what it is that has to come first."""
+
+
+def shuffle(
+    settings: Settings,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", help="A materialization, a derivation, or a collection.", show_default=False
+        ),
+    ],
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            "--shards",
+            min=1,
+            help="Split the keys over so many shards; as many as the task has by default.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Go on with what is committed from now on: Ctrl-C."),
+    ] = False,
+    count: Annotated[
+        bool,
+        typer.Option(
+            "--count", help="Read the documents on Spark too, and count those of each shard."
+        ),
+    ] = False,
+    ad_hoc: Annotated[
+        bool,
+        typer.Option("--ad-hoc", help="Of a derived collection, read what is in it."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="End after so many checkpoints.")
+    ] = None,
+) -> None:
+    """Print the checkpoints that a task would get, one a line, from the very beginning.
+
+    A checkpoint is what the task may process next: whole transactions, of all its sources. A peek
+    shows a transaction of which more is to come. Nothing is committed, and the task itself is left
+    alone. Documents are counted by what journals record of them; --count reads them.
+
+    Example: penstock shuffle --name acme/views --shards 4 --count
+    """
+    printed = _Printed(as_json=settings.json)
+    try:
+        asyncio.run(
+            _shuffle(
+                settings,
+                name,
+                printed,
+                shards=shards,
+                follow=follow,
+                count=count,
+                ad_hoc=ad_hoc,
+                limit=limit,
+            )
+        )
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+    stderr.print(str(printed), markup=False)
+
+
+async def _shuffle(
+    settings: Settings,
+    name: str,
+    printed: _Printed,
+    *,
+    shards: int | None,
+    follow: bool,
+    count: bool,
+    ad_hoc: bool,
+    limit: int | None,
+) -> None:
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.journals import Journals
+    from penstock.journal.planning import Planner
+    from penstock.journal.schemas import Schemas
+    from penstock.model.routing import split_shards
+    from penstock.shuffle.session import Session
+
+    async with opened(settings, create=bool(settings.catalog)) as store:
+        catalog = await current_catalog(store, settings)
+        bindings = _bindings(catalog, name, ad_hoc=ad_hoc)
+        routing = split_shards(shards or _shards(catalog, name))
+        _announce(name, bindings, routing)
+        if not bindings:
+            return
+        planner = Planner(
+            journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)
+        )
+        with _spark(settings) if count else contextlib.nullcontext() as spark:
+            session = await Session.open(planner, bindings, routing=routing, now=_now)
+            try:
+                counting = (
+                    None
+                    if spark is None
+                    else _counting(spark, planner, bindings, routing, session.states)
+                )
+                until = None if follow else _head(session.states.values())
+                async with contextlib.aclosing(_checkpoints(session, until)) as checkpoints:
+                    async for checkpoint in checkpoints:
+                        counted = await counting(checkpoint) if counting else None
+                        printed.show(checkpoint, bindings, counted)
+                        session.consumed(checkpoint)
+                        if printed.checkpoints == limit:
+                            return
+            finally:
+                await session.close()
+
+
+def _bindings(catalog: Catalog, name: str, *, ad_hoc: bool) -> tuple[Binding, ...]:
+    from penstock.catalog.lookup import find_collection
+    from penstock.shuffle.binding import ad_hoc_bindings, task_bindings
+
+    if ad_hoc:
+        return ad_hoc_bindings(find_collection(catalog, name))
+    return task_bindings(catalog, name)
+
+
+def _shards(catalog: Catalog, name: str) -> int:
+    """How many shards a task has."""
+    tasks = {each.name: each.shards for each in catalog.materializations}
+    for each in catalog.derivations:
+        if each.derivation is not None:
+            tasks.setdefault(each.name, each.derivation.shards)
+    return (tasks[name].count or 1) if name in tasks else 1
+
+
+def _announce(name: str, bindings: Sequence[Binding], routing: Routing) -> None:
+    if not bindings:
+        stderr.print(f"{name} reads nothing: all its bindings are disabled", markup=False)
+        return
+    sources = ", ".join(dict.fromkeys(binding.collection.name for binding in bindings))
+    stderr.print(f"{name} reads {sources} for {_some(len(routing.shards), 'shard')}", markup=False)
+
+
+def _now() -> Clock:
+    from penstock.model.clock import from_unix
+
+    return from_unix(*divmod(time.time_ns(), 1_000_000_000))
+
+
+# ------------------------------------------------------------------------------------ checkpoints
+
+
+async def _checkpoints(session: Session, until: int | None) -> AsyncGenerator[Checkpoint]:
+    """Checkpoints, up to a revision if one is given; says what it waits for if that takes long."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if until is not None:
+        done = asyncio.ensure_future(session.caught_up(until))
+    asking: asyncio.Future[Checkpoint] | None = None
+    said = ""
+    try:
+        while True:
+            asking = asking or asyncio.ensure_future(session.next_checkpoint())
+            either: list[asyncio.Future[Any]] = [asking, done]
+            await asyncio.wait(either, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                checkpoint, asking = asking.result(), None
+                yield checkpoint
+            elif done.done():
+                done.result()
+                return
+            elif (why := session.waiting_for()) != said:
+                stderr.print(why, style="dim", markup=False)
+                said = why
+    finally:
+        await _end(done, *([asking] if asking else []))
+
+
+async def _end(*futures: asyncio.Future[Any]) -> None:
+    """Let nothing go on, and nothing be said of errors that were raised elsewhere already."""
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
+
+
+def _head(states: Iterable[JournalState]) -> int:
+    """The newest revision at which something was appended to these journals."""
+    newest = 0
+    for state in states:
+        for record in state.records[-1:]:
+            newest = max(newest, record.revision)
+        for page in state.pages[-1:]:
+            newest = max(newest, page.revision_max)
+    return newest
+
+
+# ----------------------------------------------------------------------------------------- output
+
+
+class _Printed:
+    """What was printed of a session so far."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.checkpoints = 0
+        self.documents = 0
+        self.bytes = 0
+        self._as_json = as_json
+
+    def show(
+        self, checkpoint: Checkpoint, bindings: Sequence[Binding], counted: list[int] | None
+    ) -> None:
+        """One line, at once: whoever reads it sees it, or has gone."""
+        self.checkpoints += 1
+        self.documents += checkpoint.documents
+        self.bytes += checkpoint.bytes
+        told = _describe(self.checkpoints, checkpoint, bindings, counted)
+        sys.stdout.write((json.dumps(told) if self._as_json else _line(told)) + "\n")
+        sys.stdout.flush()
+
+    def __str__(self) -> str:
+        return ", ".join(
+            (
+                _some(self.checkpoints, "checkpoint"),
+                _some(self.documents, "document"),
+                size_text(self.bytes),
+            )
+        )
+
+
+def _describe(
+    number: int, checkpoint: Checkpoint, bindings: Sequence[Binding], counted: list[int] | None
+) -> dict[str, Any]:
+    """A checkpoint for machines."""
+    of_binding = dict.fromkeys((binding.index for binding in bindings), 0)
+    for delivery in checkpoint.deliveries:
+        of_binding[delivery.binding] += sum(rows.run.rows for rows in delivery.rows)
+    told: dict[str, Any] = {
+        "number": number,
+        "peek": checkpoint.is_peek,
+        "unresolved_hints": checkpoint.frontier.unresolved_hints,
+        "documents": checkpoint.documents,
+        "bytes": checkpoint.bytes,
+        "journals": len({delivery.journal for delivery in checkpoint.deliveries}),
+        "producers": len({delivery.producer for delivery in checkpoint.deliveries}),
+        "committed_at": _time(max((each.commit for each in checkpoint.deliveries), default=None)),
+        "bindings": {binding.state_key: of_binding[binding.index] for binding in bindings},
+    }
+    return told if counted is None else {**told, "shards": counted}
+
+
+def _line(told: dict[str, Any]) -> str:
+    """The same for people."""
+    hints = _some(told["unresolved_hints"], "hint")
+    parts = [
+        f"#{told['number']}",
+        f"peek, {hints} unresolved" if told["peek"] else "resolved",
+        _some(told["documents"], "document"),
+        size_text(told["bytes"]),
+        _some(told["journals"], "journal"),
+        _some(told["producers"], "producer"),
+        f"committed {told['committed_at'] or 'nothing'}",
+    ]
+    if "shards" in told:
+        parts.append(f"by shard {' '.join(f'{n:,}' for n in told['shards'])}")
+    return "  ".join(parts)
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _time(clock: Clock | None) -> str | None:
+    from penstock.model.clock import to_unix
+
+    if clock is None:
+        return None
+    seconds, nanos = to_unix(clock)
+    moment = datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=nanos // 1_000)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# ------------------------------------------------------------------------------------------ Spark
+
+
+@contextmanager
+def _spark(settings: Settings) -> Iterator[SparkSession]:
+    from penstock.engine import EngineOptions, close_spark, open_spark
+
+    options = EngineOptions(
+        master=settings.master, conf=settings.conf, log_dir=settings.data / "logs"
+    )
+    with stderr.status("starting Spark"):
+        spark = open_spark(options)
+    try:
+        yield spark
+    finally:
+        close_spark()
+
+
+def _counting(
+    spark: SparkSession,
+    planner: Planner,
+    bindings: Sequence[Binding],
+    routing: Routing,
+    states: Mapping[str, JournalState],
+) -> Counting:
+    """Counts what arrives in each partition of the exchange, which is a shard."""
+    from pyspark.sql import functions as f
+
+    from penstock.shuffle.slice import Slice
+
+    reading = Slice(spark, planner, bindings, routing)
+
+    async def count(checkpoint: Checkpoint) -> list[int]:
+        frame = await reading.shuffled(checkpoint.deliveries, states)
+        placed = frame.groupBy(f.spark_partition_id().alias("shard")).count()
+        job = asyncio.ensure_future(asyncio.to_thread(placed.collect))
+        try:
+            rows = await asyncio.shield(job)
+        except asyncio.CancelledError:
+            while not job.done():  # it may be submitted after it was first cancelled
+                spark.sparkContext.cancelAllJobs()
+                await asyncio.wait([job], timeout=0.2)
+            await _end(job)
+            raise
+        counts = {row["shard"]: row["count"] for row in rows}
+        return [counts.get(shard, 0) for shard in range(len(routing.shards))]
+
+    return count
