@@ -1,0 +1,329 @@
+"""PURE: random schedules of a simulated world, each told by a seed, and the least part that fails.
+
+A schedule is a `Setting` (which collections, bindings and habits there are) and a list of steps,
+each the name of an action and the seed of its chance. Steps do not refer to each other, and one
+that is not possible does nothing. So a schedule that fails still is one without some of its steps,
+and `shrink` leaves out whatever it can.
+
+    run(schedule(seed))     raises a Violation, or tells how much was done
+    shrink(schedule(seed))  the steps without which it does not fail
+    tell(schedule)          what happens, line by line
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from penstock.model.clock import duration
+from penstock.shuffle.state import Options, SessionState
+from penstock.testing import simulation
+from penstock.testing.shuffle_oracle import Violation
+from penstock.testing.simulated_task import (
+    Ended,
+    OpenSession,
+    Reads,
+    Task,
+    bindings_of,
+    is_partitioned,
+)
+from penstock.testing.simulated_writers import Writers
+from penstock.testing.simulation import Habits, World, chance
+
+# ------------------------------------------------------------------------------------- schedules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where a schedule happens."""
+
+    collections: Mapping[str, Sequence[str]]
+    """The journals that may be, by collection."""
+    late: int
+    """How many of these come late."""
+    reads: Sequence[Reads]
+    index_gap: int
+    habits: Habits
+    options: Options
+    paces: bool = False
+    """Journals are read at unrelated paces, which no session does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action, and the seed of its chance."""
+
+    action: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """All that happens, until everybody finishes."""
+
+    seed: int
+    setting: Setting
+    steps: tuple[Step, ...]
+
+
+class Simulation:
+    """A world, its writers, and a task."""
+
+    def __init__(
+        self, setting: Setting, open_session: OpenSession, story: list[str] | None
+    ) -> None:
+        self.world = World(setting.collections, setting.habits)
+        self.world.story = story
+        for name in list(self.world.collection_of)[: len(self.world.collection_of) - setting.late]:
+            simulation.create_journal(self.world, name)
+        self.writers = Writers(self.world)
+        self.task = Task(
+            self.world,
+            self.writers,
+            bindings_of(setting.reads, gap=setting.index_gap),
+            setting.options,
+            open_session=open_session,
+            paces=setting.paces,
+        )
+
+    def read_some(self, rng: Random) -> None:
+        """What a task does when nothing disturbs it: a few steps of its usual circle."""
+        task = self.task
+        for _ in range(rng.randint(1, 4)):
+            task.learn(rng)
+            task.request(rng)
+            task.plan(rng)
+            if rng.random() < 0.8:
+                task.finish_round(rng)
+            if rng.random() < 0.7:
+                task.answer(rng)
+            if rng.random() < 0.7:
+                task.consume(rng)
+
+    def end_transaction(self, rng: Random) -> None:
+        """Prepare, commit, and perhaps crash in between."""
+        self.task.prepare(rng)
+        if rng.random() < 0.25:
+            self.task.crash(rng)
+        else:
+            self.task.commit(rng)
+
+
+_Perform = Callable[[Simulation, Random], None]
+
+
+def _on_world(action: simulation.Action) -> _Perform:
+    return lambda simulated, rng: action(simulated.world, rng)
+
+
+_WRITING: Final[Mapping[str, _Perform]] = {
+    "write": lambda s, rng: s.writers.write(rng),
+    "write outside": lambda s, rng: s.writers.write_outside(rng),
+    "repeat": lambda s, rng: s.writers.repeat(rng),
+    "close": lambda s, rng: s.writers.close(rng),
+    "acknowledge": lambda s, rng: s.writers.acknowledge(rng),
+    "recover writer": lambda s, rng: s.writers.recover(rng),
+    "crash writer": lambda s, rng: s.writers.crash(rng),
+    "roll back": lambda s, rng: s.writers.roll_back(rng),
+    "roll back deep": lambda s, rng: s.writers.roll_back_deep(rng),
+    "acknowledge partly": lambda s, rng: s.writers.acknowledge_partly(rng),
+}
+
+_READING: Final[Mapping[str, _Perform]] = {
+    "read some": lambda s, rng: s.read_some(rng),
+    "learn": lambda s, rng: s.task.learn(rng),
+    "plan": lambda s, rng: s.task.plan(rng),
+    "finish round": lambda s, rng: s.task.finish_round(rng),
+    "abandon round": lambda s, rng: s.task.abandon_round(rng),
+    "answer": lambda s, rng: s.task.answer(rng),
+    "consume": lambda s, rng: s.task.consume(rng),
+    "end transaction": lambda s, rng: s.end_transaction(rng),
+    "prepare": lambda s, rng: s.task.prepare(rng),
+    "commit": lambda s, rng: s.task.commit(rng),
+    "crash task": lambda s, rng: s.task.crash(rng),
+    "tick": lambda s, rng: s.task.tick(rng),
+}
+
+_KEEPING: Final[Mapping[str, _Perform]] = {
+    "create": _on_world(simulation.create),
+    "suspend": _on_world(simulation.suspend),
+    "resume": _on_world(simulation.resume),
+    "compact": _on_world(simulation.compact),
+    "seal": _on_world(simulation.seal),
+    "wait": _on_world(simulation.wait),
+    "retain": _on_world(simulation.retain),
+    "drop": _on_world(simulation.drop),
+}
+
+ACTIONS: Final[Mapping[str, _Perform]] = {**_WRITING, **_READING, **_KEEPING}
+
+_WEIGHTS: Final = {
+    "write": 10,
+    "write outside": 4,
+    "repeat": 2,
+    "close": 9,
+    "acknowledge": 6,
+    "recover writer": 3,
+    "crash writer": 1,
+    "roll back": 2,
+    "roll back deep": 0.3,
+    "acknowledge partly": 1,
+    "read some": 14,
+    "learn": 2,
+    "plan": 2,
+    "finish round": 2,
+    "abandon round": 1,
+    "answer": 2,
+    "consume": 2,
+    "end transaction": 8,
+    "prepare": 1,
+    "commit": 2,
+    "crash task": 1.5,
+    "tick": 0.5,
+    "create": 1,
+    "compact": 1,
+    "seal": 0.7,
+    "wait": 3,
+}
+
+_REMOVING: Final = {"retain": 1.5, "suspend": 1, "resume": 1, "drop": 0.7, "create": 1.5}
+
+
+def schedule(seed: int) -> Schedule:
+    """The schedule of a seed; always the same."""
+    rng = chance(seed)
+    weights = dict(_WEIGHTS)
+    removes = rng.random() < 0.2
+    if removes:
+        weights.update(_REMOVING)
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((15, 30, 30, 60)))
+    return Schedule(
+        seed=seed,
+        setting=_setting(rng),
+        steps=tuple(Step(name, rng.getrandbits(32)) for name in names),
+    )
+
+
+def _setting(rng: Random) -> Setting:
+    collections: dict[str, Sequence[str]] = {}
+    for name in ("a/one", "a/two-by-region", "b/three")[: rng.choice((1, 2, 2, 3))]:
+        parts = ("region=eu/", "region=us/") if is_partitioned(name) else ("",)
+        journals = [f"{name}/{part}pivot={pivot}" for pivot in ("00", "80") for part in parts]
+        collections[name] = journals[: rng.randint(1, 3)]
+    names = list(collections)
+    reads = []
+    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        collection = rng.choice(names)
+        reads.append(
+            Reads(
+                collection=collection,
+                priority=rng.choice((0, 0, 0, 1)),
+                read_delay=rng.choice((0, 0, 0, duration(2), duration(90))),
+                region=rng.choice((None, "eu")) if is_partitioned(collection) else None,
+            )
+        )
+    return Setting(
+        collections=collections,
+        late=rng.choice((0, 0, 1)),
+        reads=tuple(reads),
+        index_gap=rng.choice((1, 1, 3)),
+        habits=Habits(
+            rows_max=rng.choice((1, 3, 3, 5)),
+            split=rng.choice((0, 0.4, 0.8)),
+            repeat=rng.choice((0, 0.25)),
+            interleave=rng.choice((0, 0.2)),
+            skew=rng.choice((0, 0.5)),
+            contradict=0.5 if rng.random() < 0.03 else 0,
+        ),
+        options=Options(
+            disk_limit=rng.choice((60, 200, 16 << 30)),
+            round_max_bytes=rng.choice((None, 1, 30, 100)),
+            round_max_fragments=rng.choice((1, 3, 50_000)),
+            read_ahead=rng.random() < 0.4,
+        ),
+    )
+
+
+# ----------------------------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How much a run has tried."""
+
+    documents: int
+    transactions: int
+    recoveries: int
+    refused: bool
+
+
+def run(
+    what: Schedule,
+    *,
+    open_session: OpenSession = SessionState,
+    story: list[str] | None = None,
+) -> Done:
+    """Do everything, then let everybody finish; raises Violation."""
+    simulated = Simulation(what.setting, open_session, story)
+    refused = False
+    try:
+        for step in what.steps:
+            simulated.world.tell(step.action)
+            ACTIONS[step.action](simulated, chance(step.seed))
+        simulated.world.tell("the end")
+        rng = chance(what.seed)
+        simulated.writers.settle(rng)
+        simulated.task.drain(rng)
+    except Ended as ended:
+        simulated.world.tell(str(ended))
+        refused = True
+    task = simulated.task
+    return Done(
+        documents=sum(len(task.ledger.taken(binding.index)) for binding in task.bindings),
+        transactions=task.transactions,
+        recoveries=task.recoveries,
+        refused=refused,
+    )
+
+
+def failure(what: Schedule, open_session: OpenSession = SessionState) -> Violation | None:
+    """How a schedule fails, if it does."""
+    try:
+        run(what, open_session=open_session)
+    except Violation as violation:
+        return violation
+    return None
+
+
+def shrink(what: Schedule, open_session: OpenSession = SessionState) -> Schedule:
+    """A part of a failing schedule that fails in the same way, and none of whose steps can go."""
+    first = failure(what, open_session)
+    if first is None:
+        raise ValueError(f"schedule {what.seed} does not fail")
+    size = len(what.steps) // 2
+    while size:
+        for fewer in _without(what, size):
+            found = failure(fewer, open_session)
+            if type(found) is type(first):
+                what = fewer
+                break
+        else:
+            size //= 2
+    return what
+
+
+def _without(what: Schedule, size: int) -> Iterator[Schedule]:
+    for at in range(0, len(what.steps), size):
+        yield replace(what, steps=what.steps[:at] + what.steps[at + size :])
+
+
+def tell(what: Schedule, open_session: OpenSession = SessionState) -> str:
+    """What happens in a schedule, for somebody who wants to understand why it fails."""
+    story = [f"schedule {what.seed}: {what.setting}"]
+    try:
+        run(what, open_session=open_session, story=story)
+    except Violation as violation:
+        story.append(f"{type(violation).__name__}: {violation}")
+    return "\n".join(story)

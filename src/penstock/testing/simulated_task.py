@@ -1,0 +1,552 @@
+"""PURE: a task that reads a simulated world through a real `SessionState`.
+
+It does what the leader of a task does, in the smallest steps there are, and in whatever order
+chance has them: listings arrive collection by collection; checkpoints are requested, folded and
+drained; a transaction is prepared (its frontier is durable, as hints) and committed (its documents
+are), and between any two of these everything that is not durable may be forgotten. What comes out
+is handed to a `Ledger`, which knows better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.journal.committed import VisibleRows
+from penstock.journal.selector import PartitionFilter
+from penstock.journal.state import JournalState
+from penstock.model import frontier_codec
+from penstock.model.clock import Clock
+from penstock.model.completed import STALENESS_HORIZON
+from penstock.model.durable import prepare_resume, prune_producers
+from penstock.model.frontier import EMPTY, Frontier
+from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
+from penstock.model.sequence import SequenceError
+from penstock.model.spec import CollectionSpec, FieldValues, Frozen, Selector
+from penstock.shuffle.binding import Binding, with_cohorts
+from penstock.shuffle.checkpoint import HINT_TIMEOUT_TICKS, Stalled
+from penstock.shuffle.delivery import Checkpoint, Delivery
+from penstock.shuffle.history import Need, NeedRows
+from penstock.shuffle.pressure import DiskDeadlock
+from penstock.shuffle.rounds import Round, WaitUntil
+from penstock.shuffle.state import Options, SessionState
+from penstock.shuffle.topology import RecoveryImpossible
+from penstock.testing.shuffle_oracle import Doc, Ledger, Violation, Written
+from penstock.testing.simulated_writers import Writers
+from penstock.testing.simulation import START, World, chance, short, some
+
+T = TypeVar("T")
+
+STEPS_MAX: Final = 2_000
+"""Steps that must be enough to hand out everything, when nothing more is written."""
+
+
+IDLE_STEPS: Final = 6
+"""Steps of reading without effect, after which nothing more will come."""
+
+RESTARTS_MAX: Final = 5
+"""Sessions that may rightly end because nothing moves."""
+
+
+class Ended(Exception):
+    """The task has rightly refused to go on."""
+
+
+# ------------------------------------------------------------------------------------- bindings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """One binding of a simulated task."""
+
+    collection: str
+    priority: int = 0
+    read_delay: int = 0
+    region: str | None = None
+    """The only partition to read, of a collection with such partitions."""
+
+
+def bindings_of(reads: Sequence[Reads], *, gap: int = 1) -> tuple[Binding, ...]:
+    """Bindings, whose indexes are so far apart."""
+    return with_cohorts(
+        Binding(
+            index=at * gap,
+            collection=_collection(each.collection),
+            read_suffix=f"task/{at}",
+            priority=each.priority,
+            read_delay=each.read_delay,
+            key=("/id",),
+            partitions=_partitions(each),
+        )
+        for at, each in enumerate(reads)
+    )
+
+
+def _collection(name: str) -> CollectionSpec:
+    schema = Frozen({"type": "object"})
+    return CollectionSpec(
+        name=name, key=("/id",), write_schema=schema, read_schema=schema, fields=()
+    )
+
+
+def _partitions(reads: Reads) -> PartitionFilter:
+    if reads.region is None:
+        fields = ["region"] if is_partitioned(reads.collection) else []
+        return PartitionFilter.of(fields, Selector())
+    include = (FieldValues(field="region", values=(reads.region,)),)
+    return PartitionFilter.of(["region"], Selector(include=include))
+
+
+def is_partitioned(collection: str) -> bool:
+    """Collections whose names say so are split by region."""
+    return collection.endswith("-by-region")
+
+
+# ----------------------------------------------------------------------------------------- task
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction of the task that is not prepared yet."""
+
+    frontier: Frontier = field(default_factory=lambda: EMPTY)
+    docs: list[tuple[int, Doc]] = field(default_factory=list)
+    closable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    frontier: Frontier
+    docs: tuple[tuple[int, Doc], ...]
+
+
+OpenSession = Callable[..., SessionState]
+
+
+class Task:
+    """The leader of a task, with what it keeps durable; its methods are actions."""
+
+    def __init__(
+        self,
+        world: World,
+        writers: Writers,
+        bindings: Sequence[Binding],
+        options: Options,
+        *,
+        open_session: OpenSession = SessionState,
+        paces: bool = False,
+    ) -> None:
+        """With `paces`, listings lie: some journals are shown older than their revision."""
+        self.world = world
+        self.writers = writers
+        self.bindings = bindings
+        self.options = options
+        self.transactions = 0
+        self.recoveries = 0
+        self._open_session = open_session
+        self._paces = paces
+        self._by_index = {binding.index: binding for binding in bindings}
+        self._reads = {
+            (binding.index, name): binding.reads(name)
+            for binding in bindings
+            for name in world.collection_of
+        }
+        cohorts: dict[int, list[int]] = {}
+        for binding in bindings:
+            cohorts.setdefault(binding.cohort, []).append(binding.index)
+        self._cohorts = cohorts
+        self.ledger = Ledger(
+            cohorts=cohorts,
+            reads=lambda binding, journal: self._reads[binding, journal],
+            committed=world.committed,
+            written=world.written,
+            lost=world.is_lost,
+            excused=self._excused,
+        )
+        self._restarts = 0
+        self._committed = EMPTY
+        self._prepared: _Prepared | None = None
+        self._restart(chance(0))
+
+    # Sessions
+
+    def _restart(self, rng: Random) -> None:
+        """Forget everything that is not durable, and begin anew."""
+        resume = self._committed
+        if self._prepared is not None:
+            resume = prepare_resume(resume, self._prepared.frontier)
+            if not resume.unresolved_hints:
+                self._require(not self._prepared.docs, "a transaction with documents has no commit")
+                self._committed, self._prepared = resume, None
+        if rng.random() < 0.3:
+            resume = frontier_codec.decode(frontier_codec.encode(resume))
+        if rng.random() < 0.3:
+            resume = self._pruned(resume)
+        self.recovers = resume.unresolved_hints > 0
+        self._resume = resume
+        self._session = self._open_session(
+            self.bindings, shards=rng.randint(1, 3), resume=resume, options=self.options
+        )
+        self._known = dict.fromkeys(self._collections(), -1)
+        self._withheld: dict[str, JournalState] = {}
+        self._round: Round | None = None
+        self._need: Need | None = None
+        self._requested = False
+        self._undrained: list[Checkpoint] = []
+        self._open = _Open()
+        if self.world.story is not None:
+            what = "recovery" if self.recovers else "session"
+            self.world.tell(f"  a {what} opens from {_frontier(resume)}")
+
+    def _pruned(self, resume: Frontier) -> Frontier:
+        """Forget producers, if it is true of all of them that they are not heard of again."""
+        retired = {w.producer for w in self.writers.all if w.retired and w.closing is None}
+        size = self.world.habits.row_bytes
+        pruned = prune_producers(
+            resume, byte_position=lambda _, offset: offset * size, retired=retired, prune_bytes=1
+        )
+        for before, after in zip(resume, pruned, strict=True):
+            forgotten = {e.producer for e in before.producers} - {
+                e.producer for e in after.producers
+            }
+            unread = self.world.journals[before.journal].stamps[before.cut_floor :]
+            if forgotten & {stamp.producer for stamp in unread}:
+                return resume
+        return pruned
+
+    def _collections(self) -> list[str]:
+        return sorted({binding.collection.name for binding in self.bindings})
+
+    def crash(self, rng: Random) -> None:
+        """The process dies."""
+        self.world.tell("  the task crashes")
+        self._restart(rng)
+
+    # Listings
+
+    def learn(self, rng: Random) -> None:
+        """A listing arrives, or moves."""
+        behind = [c for c, known in self._known.items() if known < self.world.revision]
+        for collection in some(rng, behind):
+            known = self._known[collection]
+            through = self.world.revision
+            if rng.random() < 0.4 and (known >= 0 or not self.recovers):
+                through = rng.randint(known + 1, through)
+            withheld = self._withheld_of(collection)
+            self._learn(collection, through, withheld, rng if self._paces else None)
+
+    def _learn(
+        self,
+        collection: str,
+        through: int,
+        changed: dict[str, JournalState],
+        withhold: Random | None = None,
+    ) -> None:
+        known = self._known[collection]
+        changed = {
+            **changed,
+            **{n: state for r, n, state in self.world.history[collection] if known < r <= through},
+        }
+        if withhold is not None:
+            for name in list(changed):
+                if withhold.random() < 0.5:
+                    self._withheld[name] = changed.pop(name)
+        self._known[collection] = through
+        if self.world.story is not None:
+            self.world.tell(f"  {collection} is known up to r{through}: {', '.join(changed)}")
+        self._guarded(lambda: self._session.learn(collection, through, changed))
+
+    def _withheld_of(self, collection: str) -> dict[str, JournalState]:
+        mine = [n for n in self._withheld if self.world.collection_of[n] == collection]
+        return {name: self._withheld.pop(name) for name in mine}
+
+    # Rounds
+
+    def request(self, rng: Random) -> None:
+        """Ask for a checkpoint."""
+        if not self._requested:
+            self._session.request()
+            self._requested = True
+
+    def plan(self, rng: Random) -> None:
+        """Plan a round, or answer what planning needs to know."""
+        self._plan()
+
+    def _plan(self) -> WaitUntil | None:
+        if self._round is not None:
+            return None
+        if self._need is not None:
+            need, self._need = self._need, None
+            self._supply(need)
+            return None
+        step = self._guarded(lambda: self._session.plan(self.world.now))
+        for notice in self._session.take_notices():
+            self.world.tell(f"  notice: {notice}")
+        if isinstance(step, Round):
+            self._round = step
+            if self.world.story is not None:
+                self.world.tell(f"  round {step.lsn}, lane {step.lane}: {self._told(step)}")
+        elif isinstance(step, WaitUntil):
+            return step
+        elif step is not None:
+            self._need = step
+        return None
+
+    def _supply(self, need: Need) -> None:
+        if isinstance(need, NeedRows):
+            self._session.supply(need, self._span_begin(need))
+            return
+        held = {page.path for page in self.world.journals[need.journal].state.pages}
+        if {page.path for page in need.pages} <= held:  # or the journal has moved on
+            records = [record for page in need.pages for record in self.world.pages[page.path]]
+            self._session.supply(need, records)
+
+    def _span_begin(self, need: NeedRows) -> int:
+        stamps = self.world.journals[need.journal].stamps
+        first, last = need.run.first_offset, need.run.last_offset
+        begin = need.fragment.begin
+        return next(
+            at
+            for at in range(begin + first, begin + last + 1)
+            if stamps[at].producer == need.run.producer and stamps[at].clock > need.clock_gt
+        )
+
+    def finish_round(self, rng: Random) -> None:
+        """The rows of a round are staged."""
+        if self._round is not None:
+            round_, self._round = self._round, None
+            self._guarded(lambda: self._session.commit(round_))
+
+    def abandon_round(self, rng: Random) -> None:
+        """The rows of a round could not be staged."""
+        if self._round is not None:
+            self._session.abandon(self._round)
+            self._round = None
+
+    # Checkpoints
+
+    def answer(self, rng: Random) -> None:
+        """Take a checkpoint, if there is one, into the open transaction."""
+        self._answer()
+
+    def _answer(self) -> bool:
+        if not self._requested:
+            return False
+        checkpoint = self._guarded(self._session.answer)
+        if checkpoint is None:
+            return False
+        self._requested = False
+        self._undrained.append(checkpoint)
+        if self.world.story is not None:
+            self.world.tell(
+                f"  {'peek' if checkpoint.is_peek else 'checkpoint'} "
+                f"{_frontier(checkpoint.frontier)}: {self._told(checkpoint)}"
+            )
+        open_ = self._open
+        open_.frontier = open_.frontier.reduce(checkpoint.frontier)
+        open_.docs += self._docs(checkpoint.deliveries)
+        open_.closable = not checkpoint.is_peek
+        if checkpoint.is_peek:
+            self._require(not checkpoint.frontier.table.bytes_read.any(), "a peek tells bytes")
+        else:
+            open_.frontier = open_.frontier.clear_discharged_hints()
+            self.ledger.check(open_.docs)
+        return True
+
+    def consume(self, rng: Random) -> None:
+        """A checkpoint is drained; they are in order."""
+        if self._undrained:
+            self._session.consumed(self._undrained.pop(0))
+
+    def _docs(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Doc]]:
+        docs = []
+        for delivery in deliveries:
+            due = self.world.now - self._by_index[delivery.binding].read_delay
+            for rows in delivery.rows:
+                for clock in self._clocks(delivery.journal, rows):
+                    docs.append((delivery.binding, Doc(delivery.journal, rows.run.producer, clock)))
+                    self._require(clock <= delivery.commit, "a delivery has a row above its commit")
+                    self._require(
+                        clock <= due or due == self.world.now, "a document comes before it is due"
+                    )
+        return docs
+
+    def _clocks(self, journal: str, rows: VisibleRows) -> list[Clock]:
+        """Read rows as a slice does: by producer and kind, above a clock, perhaps rising."""
+        run, begin = rows.run, rows.fragment.begin
+        stamps = self.world.journals[journal].stamps[
+            begin + run.first_offset : begin + run.last_offset + 1
+        ]
+        clocks = [s.clock for s in stamps if s.producer == run.producer and s.kind is run.kind]
+        if not rows.running_max:
+            return [clock for clock in clocks if clock > rows.clock_gt]
+        shown = []
+        seen = rows.clock_gt
+        for clock in clocks:
+            if clock > seen:
+                shown.append(clock)
+                seen = clock
+        return shown
+
+    # Transactions
+
+    def prepare(self, rng: Random) -> None:
+        """Make the frontier of a transaction durable, as hints."""
+        if self._prepared is None and self._open.closable:
+            self._prepared = _Prepared(self._open.frontier, tuple(self._open.docs))
+            self._open = _Open()
+            self.world.tell("  the transaction is prepared")
+
+    def commit(self, rng: Random) -> None:
+        """Commit what is prepared; or, in a recovery, what was prepared before the crash."""
+        if self.recovers:
+            if self._open.closable:
+                self._commit_recovery(rng)
+        elif self._prepared is not None:
+            self._commit(self._prepared)
+
+    def _commit(self, prepared: _Prepared) -> None:
+        self._committed = self._committed.reduce(prepared.frontier).clear_discharged_hints()
+        self.ledger.commit(prepared.docs)
+        self._prepared = None
+        self.transactions += 1
+        self.world.tell("  the transaction is committed")
+
+    def _commit_recovery(self, rng: Random) -> None:
+        prepared = self._prepared
+        assert prepared is not None  # noqa: S101 - or there would be nothing to recover
+        recovered, crashed = set(self._open.docs), set(prepared.docs)
+        self._require(not recovered - crashed, f"recovery adds {recovered - crashed}")
+        lacking = {each for each in crashed - recovered if not self.world.is_lost(each[1])}
+        self._require(not lacking, f"recovery lacks {lacking}")
+        self._commit(_Prepared(self._open.frontier, tuple(self._open.docs)))
+        self.recoveries += 1
+        self._restart(rng)
+
+    def tick(self, rng: Random) -> None:
+        """A minute passes, as far as the session counts minutes."""
+        self._guarded(self._session.tick)
+
+    # The end
+
+    def drain(self, rng: Random) -> None:
+        """Process all there is; fails if that does not come to an end, or something is left."""
+        idle = 0
+        for _ in range(STEPS_MAX):
+            self._catch_up()
+            self.request(rng)
+            waits = self._plan()
+            moved = self._round is not None or self._need is not None
+            self.finish_round(rng)
+            moved = self._answer() or moved
+            while self._undrained:
+                self.consume(rng)
+            if waits is not None and not moved and self.world.now < waits.clock:
+                self.world.now = waits.clock
+                self.world.tell(f"  it is {self.world.now - START:+}")
+                continue
+            before = self.transactions
+            if not self.recovers:
+                self.prepare(rng)
+            self.commit(rng)
+            idle = 0 if moved or self.transactions > before else idle + 1
+            if idle == IDLE_STEPS and self.ledger.missing():
+                self._wait_in_vain()
+                idle = 0
+            elif idle == IDLE_STEPS:
+                return
+        raise Violation(f"{STEPS_MAX} steps do not bring it to an end")
+
+    def _catch_up(self) -> None:
+        """Learn everything there is to know."""
+        for collection, known in self._known.items():
+            withheld = self._withheld_of(collection)
+            if withheld or known < self.world.revision:
+                self._learn(collection, self.world.revision, withheld)
+
+    def _wait_in_vain(self) -> None:
+        """Nothing comes: let minutes pass until the session says why, and begins anew."""
+        restarts = self._restarts
+        for _ in range(HINT_TIMEOUT_TICKS):
+            self.tick(chance(0))
+            if self._restarts > restarts:
+                return
+        missing = self.ledger.missing()
+        raise Violation(
+            f"{len(missing)} documents do not come, {missing[:1]}; "
+            f"the session says: {self._session.waiting_for()}"
+        )
+
+    # Judging
+
+    def _guarded(self, call: Callable[[], T]) -> T | None:
+        """Tell errors that the journals deserve from those they do not."""
+        try:
+            return call()
+        except SequenceError as error:
+            if any(journal.contradiction for journal in self.world.journals.values()):
+                raise Ended(str(error)) from None
+            raise Violation(f"journals are sound, and were refused: {error}") from error
+        except RecoveryImpossible as error:
+            if self.world.removed:
+                raise Ended(str(error)) from None
+            raise Violation(f"nothing was removed, and yet: {error}") from error
+        except Stalled as error:
+            unfinished = any(writer.closing is not None for writer in self.writers.all)
+            if not unfinished and not self.world.removed:
+                raise Violation(f"nothing is missing, and yet: {error}") from error
+            self._begin_anew(error)
+        except DiskDeadlock as error:
+            self.options = replace(self.options, disk_limit=self.options.disk_limit * 4)
+            self._begin_anew(error)
+        except PenstockError as error:
+            raise Violation(f"{type(error).__name__}: {error}") from error
+        return None
+
+    def _begin_anew(self, why: PenstockError) -> None:
+        self.world.tell(f"  {why}")
+        self._restarts += 1
+        if self._restarts > RESTARTS_MAX:
+            raise Violation(f"it does not help to begin anew: {why}")
+        self._restart(chance(0))
+
+    def _excused(self, cohort: int, written: Written) -> bool:
+        """Whether a transaction may be torn, by what `model.completed` says."""
+        bindings = self._cohorts[cohort]
+        if any(self._reads[b, name] for b in bindings for name in self.world.removed):
+            return True
+        newest = 0
+        for frontier in (self._committed, self._open.frontier):
+            for read in frontier:
+                if read.binding in bindings:
+                    newest = max(newest, *(entry.last_commit for entry in read.producers), 0)
+        return written.clock + STALENESS_HORIZON <= newest
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Violation(otherwise)
+
+    def _told(self, what: Round | Checkpoint) -> str:
+        return "; ".join(
+            f"{binding} {doc.journal} {short(doc.producer, doc.clock)}"
+            for binding, doc in self._docs(what.deliveries)
+        )
+
+
+def _frontier(frontier: Frontier) -> str:
+    """A frontier as the design writes it: `{last commit, hinted commit, offset}`."""
+    return "; ".join(
+        f"{read.journal} {read.binding} " + " ".join(map(_entry, read.producers))
+        for read in frontier
+    )
+
+
+def _entry(entry: ProducerFrontier) -> str:
+    last, hinted = (
+        f"{clock - START:+}" if clock > OBSERVED_FLOOR else str(clock)
+        for clock in (entry.last_commit, entry.hinted_commit)
+    )
+    return f"P{entry.producer & 0xFFFF}{{{last},{hinted},{entry.offset:+}}}"
