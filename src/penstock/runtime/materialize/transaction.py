@@ -38,7 +38,7 @@ class Transaction:
     """What has become of it so far."""
 
     opened: Clock
-    extents: Frontier = EMPTY
+    extents: Frontier = field(default_factory=lambda: EMPTY)
     reports: Mapping[int, BindingReport] = field(default_factory=dict)
     """By binding, of all shards."""
     combiner_bytes: Mapping[int, int] = field(default_factory=dict)

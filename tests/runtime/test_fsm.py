@@ -1,0 +1,787 @@
+"""The tables of the head and the tail, row by row; ids are those of the runtime's design."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+
+import pytest
+
+from penstock.errors import Bug
+from penstock.model.clock import Clock
+from penstock.model.frontier import Frontier
+from penstock.runtime.close_policy import Band, ClosePolicy
+from penstock.runtime.connector import Pattern
+from penstock.runtime.materialize.messages import (
+    Acknowledge,
+    Acknowledged,
+    CallTrigger,
+    CloseRequested,
+    Event,
+    Flush,
+    Flushed,
+    FrontierReady,
+    Gathered,
+    IntentsWritten,
+    Loaded,
+    Sleep,
+    StartCommit,
+    StartedCommit,
+    StatsWritten,
+    StopRequested,
+    Stored,
+    TriggerCalled,
+    Woken,
+    WriteIntents,
+    WriteStats,
+)
+from penstock.runtime.materialize.state import Done, Idle, Stopped
+from penstock.runtime.materialize.task import Plan
+from penstock.runtime.protocol import OutOfTurn, Persisted
+from penstock.runtime.recovery import EndpointCheckpoint, Persist, Recovered
+from runtime.leading import (
+    Bench,
+    a_task,
+    at,
+    frontier,
+    intents,
+    name,
+    ready,
+    report,
+    without,
+)
+
+TRANSACTION = [
+    "Load",
+    "Flush",
+    "Persist(hint)",
+    "Store",
+    "WriteStats",
+    "StartCommit",
+    "Persist(commit)",
+    "Rotate",
+    "Acknowledge",
+    "WriteIntents",
+]
+"""Of one frontier, from Load to Done, where nobody has patches and there are no triggers."""
+
+STORED = (report(sourced=3, stored=2, clocks=(10, 20), max_key=b"k"),)
+SLOW = ClosePolicy.between(10, 60)
+
+
+def begun(**change: object) -> Bench:
+    """A bench whose session has begun: the tail of the last one is repeated, and done."""
+    bench = Bench(a_task(**change))
+    assert bench.settle() == ["WriteIntents"]
+    bench.actions.clear()
+    return bench
+
+
+# ------------------------------------------------------------------------------- whole transactions
+
+
+def test_two_transactions_are_pipelined_and_the_second_stops_t17_t18() -> None:
+    bench = begun(has_triggers=True)
+    both = 0, 1
+
+    story: list[tuple[list[Event], list[str]]] = [
+        ([ready(10)], ["Load"]),
+        ([ready(20)], []),
+        ([Loaded(shard=1), Loaded(shard=0)], ["Load"]),
+        ([Loaded(shard=shard) for shard in both], ["Flush"]),
+        (
+            [
+                Flushed(shard=1, patches=({"flushed": 1},)),
+                Flushed(shard=0, patches=({"flushed": 0},), reports=STORED),
+            ],
+            ["Persist(hint)"],
+        ),
+        ([Persisted(1)], ["Store"]),
+        ([Stored(shard=shard) for shard in both], ["WriteStats"]),
+        ([StatsWritten(intents(1))], ["StartCommit"]),
+        (
+            [StartedCommit(shard=n, patches=({"started": n},)) for n in reversed(both)],
+            ["Persist(commit)"],
+        ),
+        ([ready(30)], []),
+        ([Persisted(2)], ["Rotate", "Acknowledge", "Load"]),
+        ([Acknowledged(shard=n, patches=({"acked": n},)) for n in both], ["Persist(ack)"]),
+        ([Persisted(3)], ["WriteIntents"]),
+        ([Loaded(shard=shard) for shard in both], ["Gather"]),
+        ([IntentsWritten()], ["CallTrigger"]),
+        ([Gathered()], []),
+        ([TriggerCalled()], ["Persist(trigger-done)"]),
+        ([Persisted(4)], ["Flush"]),
+        ([StopRequested()], []),
+        ([Flushed(shard=shard) for shard in both], ["Persist(hint)"]),
+        ([Persisted(5)], ["Store"]),
+        ([Stored(shard=shard) for shard in both], ["WriteStats"]),
+        ([StatsWritten(intents(2))], ["StartCommit"]),
+        ([StartedCommit(shard=shard) for shard in both], ["Persist(commit)"]),
+        ([Persisted(6)], ["Stop"]),
+    ]
+    for events, want in story:
+        assert bench.tell(*events) == want, events
+    assert isinstance(bench.leader.head, Stopped)
+
+    # Where each patch went: to one record, and to one broadcast.
+    flushed, started, acked = (
+        tuple({what: shard} for shard in both) for what in ("flushed", "started", "acked")
+    )
+    routed = [
+        (name(action), action.record.patches if hasattr(action, "record") else action.patches)
+        for action in bench.actions
+        if hasattr(action, "record") or hasattr(action, "patches")
+    ]
+    assert routed == [
+        ("Flush", ()),
+        ("Persist(hint)", flushed),
+        ("StartCommit", flushed),
+        ("Persist(commit)", started),
+        ("Acknowledge", started),
+        ("Persist(ack)", acked),
+        ("Persist(trigger-done)", ()),
+        ("Flush", acked),
+        ("Persist(hint)", ()),
+        ("StartCommit", ()),
+        ("Persist(commit)", ()),
+    ]
+
+
+def test_a_transaction_without_documents_runs_every_phase_t25_s4_b9() -> None:
+    bench = begun(has_triggers=True, pattern=Pattern.ENDPOINT)
+    assert bench.transaction(ready(10)) == TRANSACTION
+    stats = bench.last(WriteStats).document
+    assert stats["txnCount"] == 1
+    assert stats["materialize"] == {}
+    commit = bench.records("Persist(commit)")[0]
+    assert commit.committed_frontier == frontier(10)
+    assert commit.trigger_params is None
+    assert not commit.delete_trigger_params
+
+
+def test_a_transaction_that_sourced_and_stored_nothing_calls_nobody_b10() -> None:
+    bench = begun(has_triggers=True)
+    sourced = (report(0, sourced=5, clocks=(10, 20)), report(2, sourced=1, clocks=(5, 6)))
+    assert "CallTrigger" not in bench.transaction(ready(10), reports=sourced)
+
+
+def test_records_hold_what_the_design_says() -> None:
+    bench = begun(has_triggers=True)
+    bench.patches = {"Flush": ({"f": 1},), "StartCommit": ({"s": 1},), "Acknowledge": ({"a": 1},)}
+    bench.transaction(ready(10), reports=STORED)
+    close = bench.last(Flush).close
+    params = bench.last(CallTrigger).params
+    assert bench.records() == [
+        Persist(
+            hinted_close=close,
+            hinted_frontier=frontier(10),
+            patches=({"f": 1},),
+            max_keys={0: b"k"},
+            last_source_clocks={"acme/orders": Clock(20)},
+            hinted_trigger_params=params,
+            delete_hinted_trigger_params=True,
+        ),
+        Persist(
+            committed_close=close,
+            committed_frontier=frontier(10),
+            ack_intents=bench.last(WriteIntents).intents,
+            patches=({"s": 1},),
+            trigger_params=params,
+            delete_hinted_trigger_params=True,
+        ),
+        Persist(patches=({"a": 1},)),
+        Persist(delete_trigger_params=True),
+    ]
+    checkpoint = EndpointCheckpoint(close=close, ack_intents=bench.last(WriteIntents).intents)
+    assert bench.last(StartCommit).checkpoint == checkpoint
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stored", "want"),
+    [
+        pytest.param(Pattern.ENDPOINT, 2, True, id="the endpoint may be ahead: durable before it"),
+        pytest.param(Pattern.ENDPOINT, 0, False, id="nothing stored: no triggers"),
+        pytest.param(Pattern.DIRECT, 2, False, id="the log commits: with the commit"),
+    ],
+)
+def test_behind_a_barrier_triggers_are_known_late_and_hinted_then(
+    pattern: Pattern, stored: int, *, want: bool
+) -> None:
+    bench = begun(has_triggers=True, pattern=pattern, flush_barrier=True)
+    bench.reports = (report(sourced=3, clocks=(10, 20)),)
+    bench.tell(ready(10))
+    bench.settle(until="Store")
+    assert bench.records("Persist(hint)")[0].hinted_trigger_params is None
+    assert bench.records("Persist(hint)")[0].delete_hinted_trigger_params
+    bench.drop()
+    counted = Stored(shard=0, reports=(report(stored=stored),))
+    told = bench.tell(counted, Stored(shard=1))
+    assert told == (["Persist(trigger-hint)"] if want else ["WriteStats"])
+    bench.settle()
+    commit = bench.records("Persist(commit)")[0]
+    hinted = [record.hinted_trigger_params for record in bench.records("Persist(trigger-hint)")]
+    assert hinted == ([commit.trigger_params] if want else [])
+    assert (commit.trigger_params is not None) == (stored > 0)
+
+
+def test_trigger_variables_name_what_was_stored() -> None:
+    bench = begun(has_triggers=True)
+    bench.transaction(
+        ready(10),
+        reports=(
+            report(2, sourced=1, stored=1, clocks=(300, 400)),
+            report(0, sourced=9, stored=2, clocks=(500, 600)),
+            report(1, sourced=1, clocks=(1, 900)),
+        ),
+    )
+    params = json.loads(bench.last(CallTrigger).params)
+    assert params.pop("run_id").startswith("2023-11-14T22:13:20.")
+    assert params == {
+        "materialization_name": "acme/view",
+        "connector_image": "penstock/materialize-fake",
+        "collection_names": ["acme/orders", "acme/stock"],
+        "published_at_min": "1970-01-01T00:00:00.000000048Z",
+        "published_at_max": "1970-01-01T00:00:00.000000032Z",
+    }
+
+
+@pytest.mark.parametrize("elide", [False, True])
+@pytest.mark.parametrize(
+    ("change", "patches", "may_elide"),
+    [
+        pytest.param({}, (), True, id="staged, without patches"),
+        pytest.param({}, ({"f": 1},), False, id="patches must be durable"),
+        pytest.param({"flush_barrier": True}, (), False, id="barrier"),
+        pytest.param({"pattern": Pattern.ENDPOINT}, (), False, id="endpoint may be ahead"),
+        pytest.param({"pattern": Pattern.DIRECT}, (), False, id="direct"),
+    ],
+)
+def test_a_hint_is_left_out_only_where_nothing_precedes_the_commit_sp12(
+    change: dict[str, object], patches: tuple[dict[str, int], ...], *, may_elide: bool, elide: bool
+) -> None:
+    bench = begun(elide_hints=elide, **change)
+    bench.patches = {"Flush": patches}
+    told = bench.transaction(ready(10), reports=STORED)
+    assert ("Persist(hint)" not in told) == (elide and may_elide)
+    hints, commits = bench.records("Persist(hint)"), bench.records("Persist(commit)")
+    with_keys = commits if elide and may_elide else hints
+    assert [record.max_keys for record in with_keys] == [{0: b"k"}]
+    assert [record.last_source_clocks for record in with_keys] == [{"acme/orders": Clock(20)}]
+    assert sum(len(record.max_keys) for record in hints + commits) == 1
+
+
+# ----------------------------------------------------------------------------------------- the head
+
+
+def test_h1_a_stop_with_nothing_open_is_immediate() -> None:
+    bench = begun()
+    assert bench.tell(StopRequested()) == ["Stop"]
+    assert isinstance(bench.leader.head, Stopped)
+
+
+def test_h2_nothing_is_opened_while_stopping() -> None:
+    bench = Bench()
+    assert bench.tell(StopRequested(), ready(10)) == []  # the first tail is under way
+    assert bench.settle() == ["WriteIntents", "Stop"]
+
+
+def test_h3_a_request_to_close_without_a_transaction_is_forgotten_t22() -> None:
+    bench = begun(policy=SLOW)
+    assert bench.tell(CloseRequested(), ready(10)) == ["Load"]
+    assert bench.settle() == ["Sleep"]
+    bench.now_s = 5.0
+    assert bench.tell(Woken()) == ["Sleep"]
+    assert bench.tell(CloseRequested()) == ["Flush"]
+    assert bench.tell(CloseRequested()) == []  # after the close: for none
+    bench.settle()
+    bench.tell(ready(20))
+    assert bench.settle() == ["Sleep"]
+
+
+def test_h4_frontiers_are_loaded_and_add_up() -> None:
+    bench = begun(policy=SLOW)
+    bench.tell(ready(10))
+    bench.settle()
+    bench.now_s = 1.0
+    assert bench.tell(ready(20, journal="acme/orders/pivot=80")) == ["Load"]
+    assert bench.settle() == ["Sleep"]
+    assert isinstance(bench.leader.head, Idle)
+    txn = bench.leader.head.txn
+    assert txn is not None
+    assert txn.extents == frontier(10).reduce(frontier(20, journal="acme/orders/pivot=80"))
+    assert at(0) < txn.opened < at(0.001)
+
+
+def test_h4_an_idle_task_opens_however_long_it_slept_b14_cp5() -> None:
+    policy = ClosePolicy(last_close_age=Band(max=at(300) - at(0)))
+    bench = begun(policy=policy)
+    bench.transaction(ready(10))
+    bench.now_s = 600.0
+    assert bench.tell(ready(20)) == ["Load"]
+    assert bench.settle() == TRANSACTION[1:]
+
+
+def test_h5_the_close_clock_is_taken_when_it_closes_and_only_grows() -> None:
+    bench = begun(policy=ClosePolicy.between(0, 60))
+    closes = []
+    for seconds in (1.0, 2.0, 2.0, 1.0, 0.0, 3.0):  # whatever the wall says
+        bench.now_s = seconds
+        bench.transaction(ready(10))
+        closes.append(bench.last(Flush).close)
+    assert closes == sorted(set(closes))
+    assert closes[-1] >= at(3.0)
+
+
+def test_h5_close_clocks_grow_over_sessions_and_time_goes_on_if_the_wall_went_back() -> None:
+    bench = Bench(a_task(policy=SLOW), Recovered(committed_close=at(100), hinted_close=at(200)))
+    bench.settle()
+    bench.tell(ready(10))
+    bench.settle()
+    bench.now_s = 10.1
+    assert bench.tell(Woken()) == ["Flush"]
+    assert bench.last(Flush).close >= at(210)
+
+
+def test_h6_an_open_transaction_sleeps_until_it_may_close_b35() -> None:
+    bench = begun(policy=SLOW)
+    bench.tell(ready(10))
+    bench.settle()
+    assert bench.last(Sleep).wake_after == at(10) - at(0) - (bench.leader.clock - opened(bench))
+    bench.now_s = 10.1
+    assert bench.tell(Woken()) == ["Flush"]
+
+
+def opened(bench: Bench) -> Clock:
+    assert isinstance(bench.leader.head, Idle)
+    assert bench.leader.head.txn is not None
+    return bench.leader.head.txn.opened
+
+
+def test_h6_an_idle_leader_has_no_timer() -> None:
+    bench = begun(policy=SLOW)
+    assert bench.tell(Woken()) == []
+    assert bench.leader.wants_frontier
+
+
+def test_h7_measures_of_rounds_add_up_and_those_of_shards_are_the_latest() -> None:
+    bench = begun(policy=SLOW)
+    for round_ in (1, 2):
+        bench.tell(ready(10 * round_))
+        bench.drop()
+        bench.tell(
+            Loaded(shard=0, combiner_bytes=100 * round_, read_docs=2, read_bytes=20),
+            Loaded(shard=1, combiner_bytes=70, read_docs=3, read_bytes=30),
+        )
+    assert isinstance(bench.leader.head, Idle)
+    txn = bench.leader.head.txn
+    assert txn is not None
+    assert (txn.read_docs, txn.read_bytes) == (10, 100)
+    assert txn.combiner_bytes == {0: 200, 1: 70}
+
+
+def test_h7_the_fullest_shard_closes_a_young_transaction_b34() -> None:
+    bench = begun(policy=replace(SLOW, combiner_bytes=Band(max=100)))
+    bench.tell(ready(10))
+    told = bench.tell(Loaded(shard=0, combiner_bytes=99), Loaded(shard=1, combiner_bytes=100))
+    assert told == ["Flush"]
+
+
+def test_h7_b6_a_requested_close_takes_one_more_round_at_most() -> None:
+    bench = begun(policy=SLOW)
+    bench.tell(ready(10), CloseRequested(), ready(20))
+    assert bench.answer() == ["Flush"]
+
+
+def test_h8_the_hint_waits_for_every_shard() -> None:
+    bench = begun(shards=3)
+    bench.tell(ready(10))
+    bench.settle(until="Flush")
+    assert bench.tell(Flushed(shard=2), Flushed(shard=0)) == []
+    assert bench.tell(Flushed(shard=1)) == ["Persist(hint)"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_h8_the_greatest_key_of_all_shards_and_rounds_is_hinted_b5_t21(
+    order: tuple[int, ...],
+) -> None:
+    bench = begun()
+    keys = {0: b"\x05", 1: b"\x09"}
+    bench.tell(ready(10))
+    for shard in order:
+        bench.tell(Loaded(shard=shard, reports=(report(max_key=keys[shard]),)))
+    for shard in order:
+        bench.tell(Flushed(shard=shard, reports=(report(max_key=b""),)))
+    assert bench.records("Persist(hint)")[0].max_keys == {0: b"\x09"}
+
+
+def test_h8_keys_are_remembered_for_the_loads_of_later_transactions_only_x2() -> None:
+    bench = Bench(recovered=Recovered(max_keys={0: b"\x05", 2: b"\xff"}))
+    bench.settle()
+    grown = (report(0, max_key=b"\x09"), report(1, max_key=b"\x01"), report(2, max_key=b"\x02"))
+    bench.transaction(ready(10), reports=grown)
+    assert bench.last(Flush).max_keys == {0: b"\x05", 2: b"\xff"}
+    bench.transaction(ready(20))
+    assert bench.last(Flush).max_keys == {0: b"\x09", 1: b"\x01", 2: b"\xff"}
+
+
+def test_h10_a_key_that_was_not_hinted_is_a_bug_x6() -> None:
+    bench = begun(flush_barrier=True)
+    bench.reports = (report(max_key=b"\x05"),)
+    bench.tell(ready(10))
+    bench.settle(until="Store")
+    bench.tell(Stored(shard=0, reports=(report(max_key=b"\x05"),)))
+    with pytest.raises(Bug, match="not announced"):
+        bench.tell(Stored(shard=1, reports=(report(max_key=b"\x06"),)))
+
+
+@pytest.mark.parametrize("binding", [-1, 3])
+def test_h10_a_binding_that_does_not_exist_is_fatal_b36(binding: int) -> None:
+    bench = begun()
+    bench.tell(ready(10))
+    bench.settle(until="Store")
+    with pytest.raises(OutOfTurn, match=f"shard 1 reports binding {binding}"):
+        bench.tell(Stored(shard=1, reports=(report(binding, stored=1),)))
+
+
+def test_h10_stats_are_of_the_transaction_and_the_session_t26_b7() -> None:
+    bench = Bench(recovered=Recovered(last_source_clocks={"acme/orders": Clock(1600)}))
+    bench.settle()
+    bench.transaction(
+        ready(10, behind=50),
+        reports=(
+            report(0, sourced=3, loaded=2, stored=4, clocks=(16, 3200)),
+            report(1, sourced=1, clocks=(16, 1616)),
+        ),
+    )
+    first = bench.last(WriteStats).document["materialize"]["acme/orders"]
+    assert first == {
+        "left": {"docsTotal": 2, "bytesTotal": 20},
+        "right": {"docsTotal": 4, "bytesTotal": 40},
+        "out": {"docsTotal": 4, "bytesTotal": 40},
+        "bytesBehind": 50,
+        "lastSourcePublishedAt": "1970-01-01T00:00:00.000000000Z",
+    }
+    bench.transaction(ready(20, behind=-30), reports=(report(1, sourced=1, clocks=(16, 2400)),))
+    assert bench.last(WriteStats).document["materialize"]["acme/orders"]["bytesBehind"] == 20
+    assert bench.leader.memory.last_source_clocks == {"acme/orders": Clock(3200)}
+    assert [r.last_source_clocks for r in bench.records("Persist(hint)")] == [
+        {"acme/orders": Clock(3200)},
+        {"acme/orders": Clock(2400)},  # the log keeps the later one
+    ]
+
+
+def test_h11_the_acks_of_the_transaction_go_to_the_endpoint_and_into_the_commit() -> None:
+    bench = begun(pattern=Pattern.ENDPOINT)
+    bench.tell(ready(10))
+    bench.settle(until="WriteStats")
+    bench.drop()
+    bench.tell(StatsWritten(intents(5)))
+    bench.settle()
+    assert bench.last(StartCommit).checkpoint.ack_intents == intents(5)
+    assert bench.records("Persist(commit)")[0].ack_intents == intents(5)
+    assert bench.last(WriteIntents).intents == intents(5)
+
+
+def test_h15_h16_a_ripe_transaction_is_gathered_while_the_tail_is_busy() -> None:
+    bench = Bench()
+    bench.tell(ready(10))
+    assert bench.tell(Loaded(shard=0), Loaded(shard=1)) == ["Gather"]
+    assert bench.tell(ready(20)) == []
+    assert bench.tell(Gathered()) == []  # sealed: it waits for the tail, and takes no more
+    bench.unanswered = deque(bench.actions[:1])  # the first acknowledge
+    assert bench.settle(until="Flush") == ["WriteIntents", "Flush"]
+    assert bench.last(Flush).plan is Plan.OVERLAP
+    assert without(bench.settle(), "Sleep")[-1] != "Gather"
+    assert [r.committed_frontier for r in bench.records("Persist(commit)")] == [
+        frontier(10),
+        frontier(20),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "events"),
+    [
+        pytest.param({"flush_barrier": True}, [ready(10)], id="barrier"),
+        pytest.param({"policy": SLOW}, [ready(10)], id="not ripe"),
+        pytest.param({}, [ready(10, hint=20)], id="hints unresolved"),
+    ],
+)
+def test_h15_otherwise_it_waits_for_the_tail(
+    change: dict[str, object], events: list[Event]
+) -> None:
+    bench = Bench(a_task(**change))
+    bench.tell(*events)
+    assert "Gather" not in bench.tell(Loaded(shard=0), Loaded(shard=1))
+
+
+def test_h15_a_transaction_with_room_extends_rather_than_being_sealed() -> None:
+    bench = Bench()
+    bench.tell(ready(10), ready(20))
+    assert bench.tell(Loaded(shard=0), Loaded(shard=1)) == ["Load"]
+
+
+def test_h15_a_full_one_is_sealed_even_if_there_is_more() -> None:
+    bench = Bench(a_task(policy=ClosePolicy(read_docs=Band(max=1))))
+    bench.tell(ready(10), ready(20))
+    assert bench.tell(Loaded(shard=0, read_docs=1), Loaded(shard=1)) == ["Gather"]
+
+
+def test_h14_a_session_that_has_stopped_does_nothing_more() -> None:
+    bench = begun()
+    bench.tell(StopRequested())
+    with pytest.raises(Bug, match="has stopped"):
+        bench.tell(Woken())
+
+
+# -------------------------------------------------------------------------------- hints and replay
+
+
+def test_a_transaction_with_unresolved_hints_extends_until_they_are_resolved() -> None:
+    bench = begun(policy=ClosePolicy(read_docs=Band(max=1)))
+    bench.tell(ready(10, hint=20), CloseRequested())
+    assert bench.tell(Loaded(shard=0, read_docs=9), Loaded(shard=1)) == []
+    assert bench.tell(ready(20, hint=20)) == ["Load"]
+    assert bench.tell(Loaded(shard=0), Loaded(shard=1)) == ["Flush"]
+
+
+def test_hints_that_the_shuffle_gave_up_are_forgotten_with_the_checkpoint() -> None:
+    bench = begun()
+    given_up = frontier(0, hint=30, journal="acme/orders/pivot=80")
+    bench.tell(FrontierReady(frontier(10).reduce(given_up)))
+    assert bench.answer() == []
+    bench.unanswered.clear()
+    assert bench.tell(ready(10)) == ["Load"]
+    assert bench.answer() == ["Flush"]
+
+
+HINTED = Recovered(
+    committed_close=at(1),
+    hinted_close=at(2),
+    committed_frontier=frontier(10),
+    hinted_frontier=frontier(20),
+)
+
+
+def test_a_replay_opens_at_once_commits_what_was_hinted_and_stops_b31_rp1_rp3() -> None:
+    bench = Bench(a_task(policy=SLOW), HINTED)
+    bench.settle()
+    bench.actions.clear()
+    assert bench.tell(ready(20, hint=20)) == ["Load"]
+    assert bench.settle() == [*TRANSACTION[1:7], "Stop"]
+    hint, commit = bench.records()
+    assert hint.hinted_frontier == commit.committed_frontier == frontier(20, hint=20)
+    assert commit.committed_close > at(2)
+
+
+def test_a_replay_waits_for_all_that_was_hinted_rp1() -> None:
+    bench = Bench(recovered=HINTED)
+    bench.settle()
+    bench.tell(ready(15, hint=20))
+    assert bench.settle() == []
+    assert bench.tell(ready(20, hint=20)) == ["Load"]
+    assert bench.settle()[-1] == "Stop"
+
+
+@pytest.mark.parametrize(
+    ("read", "what"),
+    [
+        pytest.param(frontier(21, hint=20), "past the hinted", id="further than hinted"),
+        pytest.param(
+            frontier(20, hint=20).reduce(frontier(5, journal="acme/orders/pivot=80")),
+            "past the hinted",
+            id="another journal",
+        ),
+        pytest.param(frontier(15), "not read", id="less than hinted"),
+    ],
+)
+def test_a_replay_of_anything_else_is_a_bug_rp2(read: Frontier, what: str) -> None:
+    bench = Bench(recovered=HINTED)
+    bench.settle()
+    bench.tell(FrontierReady(read))
+    with pytest.raises(Bug, match=what):
+        bench.answer()
+
+
+def test_a_hint_that_the_commit_covers_is_no_replay_t31() -> None:
+    bench = Bench(recovered=replace(HINTED, committed_frontier=frontier(20)))
+    bench.settle()
+    assert bench.leader.replay is None
+    assert bench.transaction(ready(30)) == TRANSACTION
+
+
+# ----------------------------------------------------------------------------------------- the tail
+
+
+def test_tl1_a_tail_that_would_begin_while_stopping_is_left_to_the_next_session() -> None:
+    bench = begun()
+    bench.tell(ready(10))
+    bench.settle(until="Persist(commit)")
+    assert bench.tell(StopRequested()) == []
+    assert bench.settle() == ["Rotate", "Stop"]
+
+
+def test_tl2_a_session_begins_with_an_acknowledge_without_patches_o1_m5() -> None:
+    bench = Bench()
+    assert bench.story() == ["Acknowledge"]
+    assert bench.last(Acknowledge).patches == ()
+
+
+@pytest.mark.parametrize(
+    ("patches", "want"),
+    [
+        pytest.param(({"a": 1},), ["Persist(ack)", "WriteIntents"], id="TL-3 patches: durable"),
+        pytest.param((), ["WriteIntents"], id="TL-4 none: no record"),
+    ],
+)
+def test_acknowledgements_are_persisted_if_they_say_something(
+    patches: tuple[dict[str, int], ...], want: list[str]
+) -> None:
+    bench = Bench(patches={"Acknowledge": patches})
+    assert bench.settle() == want
+    assert bench.leader.tail == Done(patches)
+
+
+RECOVERED = Recovered(ack_intents=intents(3), trigger_params=b'{"run_id":"r"}')
+
+
+@pytest.mark.parametrize(
+    ("has_triggers", "want"),
+    [
+        pytest.param(True, ["WriteIntents", "CallTrigger", "Persist(trigger-done)"], id="TL-6, 7"),
+        pytest.param(False, ["WriteIntents", "Persist(trigger-done)"], id="TL-5 removed meanwhile"),
+    ],
+)
+def test_what_a_session_left_is_finished_by_the_next(
+    has_triggers: bool,
+    want: list[str],
+) -> None:
+    bench = Bench(a_task(has_triggers=has_triggers), RECOVERED)
+    assert bench.settle() == want
+    assert bench.last(WriteIntents).intents == intents(3)
+    if has_triggers:
+        assert bench.last(CallTrigger).params == RECOVERED.trigger_params
+
+
+def test_tl8_a_trigger_that_failed_leaves_its_variables_durable() -> None:
+    bench = Bench(a_task(has_triggers=True), RECOVERED)
+    bench.settle(until="CallTrigger")  # it fails: the session ends here
+    assert bench.records() == []
+
+
+def test_tl9_a_busy_tail_lets_a_transaction_grow_but_not_close_g9() -> None:
+    bench = Bench(a_task(has_triggers=True, flush_barrier=True), RECOVERED)
+    bench.settle(until="CallTrigger")
+    bench.drop()
+    for commit in (10, 20, 30):
+        assert bench.tell(ready(commit)) == ["Load"]
+        assert bench.answer() == []
+    assert bench.tell(TriggerCalled()) == ["Persist(trigger-done)"]
+    assert bench.answer() == ["Flush"]
+
+
+# ----------------------------------------------------------------------------------- stop and close
+
+
+def test_s1_a_requested_close_waits_for_hints_and_for_the_tail() -> None:
+    bench = Bench(a_task(policy=SLOW, flush_barrier=True))
+    bench.tell(ready(10, hint=20), CloseRequested())
+    bench.unanswered.rotate(-1)  # the tail is slow
+    assert bench.answer() == ["Sleep"]
+    bench.tell(ready(20, hint=20))
+    bench.unanswered.rotate(-1)
+    assert bench.answer() == ["Sleep"]
+    assert bench.settle(until="Flush") == ["Sleep", "WriteIntents", "Sleep", "Flush"]
+
+
+def test_s2_a_stop_with_an_open_transaction_commits_it_t23() -> None:
+    bench = begun(policy=SLOW)
+    bench.tell(ready(10))
+    bench.settle()
+    assert bench.tell(StopRequested()) == ["Sleep"]  # its minimum still holds
+    bench.now_s = 10.1
+    assert bench.tell(Woken()) == ["Flush"]
+    assert bench.settle() == [*TRANSACTION[2:7], "Stop"]
+
+
+def test_s2_a_stop_during_the_tail_lets_it_finish_and_opens_nothing_t23() -> None:
+    bench = begun()
+    bench.tell(ready(10))
+    bench.settle(until="WriteIntents")
+    assert bench.tell(StopRequested(), ready(20)) == []
+    assert bench.settle() == ["Stop"]
+
+
+def test_s3_no_record_is_under_way_when_a_session_stops() -> None:
+    bench = Bench(patches={"Acknowledge": ({"a": 1},)})
+    bench.settle(until="Persist(ack)")
+    assert bench.tell(StopRequested()) == []
+    assert bench.settle() == ["WriteIntents", "Stop"]
+
+
+@pytest.mark.parametrize(
+    ("drain", "want"),
+    [
+        pytest.param(False, ["Rotate", "Stop"], id="the tail is left to the next session"),
+        pytest.param(True, ["Rotate", "Acknowledge", "WriteIntents", "Stop"], id="drained"),
+    ],
+)
+def test_a_session_stops_after_its_last_transaction_t24_pv3(
+    drain: bool,
+    want: list[str],
+) -> None:
+    bench = begun(transactions_max=2, drain=drain)
+    assert bench.transaction(ready(10)) == TRANSACTION
+    assert bench.transaction(ready(20)) == [*TRANSACTION[:7], *want]
+
+
+def test_a_drained_stop_finishes_the_tail_of_the_open_transaction() -> None:
+    bench = begun(drain=True)
+    bench.tell(ready(10), StopRequested())
+    assert bench.settle() == [*TRANSACTION[1:], "Stop"]
+
+
+# --------------------------------------------------------------------------------- out of turn
+
+
+def in_flush() -> Bench:
+    bench = begun()
+    bench.tell(ready(10))
+    bench.settle(until="Flush")
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("events", "where"),
+    [
+        pytest.param([Stored(shard=1)], "shard 1", id="F-2 Stored while in Flush (T20)"),
+        pytest.param([Loaded(shard=0)], "shard 0", id="F-2 Loaded while in Flush"),
+        pytest.param([StartedCommit(shard=0)], "shard 0", id="F-2 StartedCommit while in Flush"),
+        pytest.param([Acknowledged(shard=0)], "shard 0", id="F-2 Acknowledged when done"),
+        pytest.param([Flushed(shard=0)] * 2, "shard 0", id="F-3 Flushed twice"),
+        pytest.param([Flushed(shard=2)], "shard 2", id="a shard that does not exist"),
+        pytest.param([Persisted(1)], "record 1", id="F-3 Persisted of nothing"),
+        pytest.param(
+            [Flushed(shard=0), Flushed(shard=1), Persisted(2)], "record 2", id="F-3 wrong seq_no"
+        ),
+        pytest.param([Gathered()], "", id="Gathered of nothing"),
+        pytest.param([StatsWritten(intents(1))], "", id="StatsWritten of nothing"),
+        pytest.param([IntentsWritten()], "", id="IntentsWritten of nothing"),
+        pytest.param([TriggerCalled()], "", id="TriggerCalled of nothing"),
+        pytest.param([ready(20), ready(30)], "", id="two frontiers"),
+    ],
+)
+def test_what_nobody_waits_for_ends_the_session(events: list[Event], where: str) -> None:
+    bench = in_flush()
+    with pytest.raises(OutOfTurn) as raised:
+        bench.tell(*events)
+    assert where in (raised.value.where or "")
+
+
+def test_a_shard_that_loads_twice_in_a_round_ends_the_session_t19() -> None:
+    bench = begun()
+    bench.tell(ready(10), Loaded(shard=0))
+    with pytest.raises(OutOfTurn, match="Loaded came out of turn") as raised:
+        bench.tell(Loaded(shard=0))
+    assert raised.value.where == "from shard 0"
