@@ -172,7 +172,7 @@ class Session:
         """Wait until everything that was committed up to `revision` has been handed out.
 
         Somebody has to ask for checkpoints meanwhile. A transaction that was acknowledged in some
-        of its journals only counts as committed, and is waited for.
+        of its journals only is committed, and is waited for.
         """
         given = self._handover
         await given.until(lambda: given.empty and self._state.settled_through >= revision)

@@ -26,8 +26,11 @@ from penstock.model.frontier_codec import CorruptFrontier
 from penstock.model.sequence import SequenceError
 from penstock.servicekit.secrets import mask
 from penstock.shuffle.binding import Binding
+from penstock.shuffle.checkpoint import Stalled
 from penstock.shuffle.delivery import Checkpoint, Delivery
+from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.proto import shuffle_pb2 as pb
+from penstock.shuffle.topology import RecoveryImpossible
 
 SERVICE: Final = "penstock.shuffle.v1.Shuffle"
 SESSION: Final = f"/{SERVICE}/Session"
@@ -247,9 +250,12 @@ _KINDS: Final[dict[str, type[PenstockError]]] = {
     kind.__name__: kind
     for kind in (
         Bug,
+        DiskDeadlock,
         MalformedMessage,
         MissingBlob,
+        RecoveryImpossible,
         SequenceError,
+        Stalled,
         Unavailable,
         UsageError,
         UserError,
