@@ -165,6 +165,8 @@ class Table:
         """The rows of both, joined where both have one; bytes are summed."""
         if len(other.producer) > len(self.producer):
             return other.merge(self)  # the smaller into the larger
+        if not other.keys:
+            return self
         base = self._with_keys(other.keys)
         places = base.find(other.keys)
         at_key = other.spread(places)

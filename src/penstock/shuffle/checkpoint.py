@@ -254,7 +254,8 @@ class Checkpoints:
 
     def unresolved(self) -> Frontier:
         """What pending checkpoints of all lanes wait for; reading that first brings them closer."""
-        return _join_all(lane.unresolved.project_unresolved_hints() for lane in self._pipelines)
+        waiting = (lane.unresolved for lane in self._pipelines if lane.unresolved)
+        return _join_all(unresolved.project_unresolved_hints() for unresolved in waiting)
 
     def tick(self) -> list[str]:
         """Count a tick, and warn of what has not moved since the one before last.
