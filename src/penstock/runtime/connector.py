@@ -41,6 +41,7 @@ from penstock.model.clock import Clock
 from penstock.model.columns import Column
 from penstock.model.json_order import Json
 from penstock.model.reduce import Strategy
+from penstock.model.spec import Frozen
 
 if TYPE_CHECKING:
     import pyarrow
@@ -107,7 +108,7 @@ class Target:
     collection: str
     path: tuple[str, ...]
     """Which resource of the endpoint: a schema and a table, say."""
-    resource: Json
+    resource: Frozen
     fields: tuple[TargetField, ...]
     delta_updates: bool = False
     """Rows are appended as they are; nothing is loaded or updated."""
@@ -128,8 +129,8 @@ class Task:
     """A materialization as its connector sees it."""
 
     name: str
-    config: Json = field(repr=False)
-    """The endpoint's configuration; secrets are references (`${env:NAME}`), see `resolve`."""
+    config: Frozen = field(repr=False)
+    """The endpoint's configuration; secrets in it are references (`runtime.secrets`)."""
     targets: tuple[Target, ...]
 
 

@@ -49,7 +49,7 @@ from penstock.shuffle.route import key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
@@ -193,7 +193,6 @@ def stage(
 
 
 def stage_small(
-    spark: SparkSession,
     works: Sequence[Work],
     frames: Mapping[int, DataFrame],
     orders: Mapping[int, Sequence[SparkColumn]],

@@ -1,0 +1,234 @@
+"""A materialization, from what a catalog says of it to what its leader runs.
+
+Here the two sides meet: the catalog's collections, keys and field selections, and what a connector
+says of its endpoint. Nothing is changed anywhere yet; every mistake that can be seen is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from penstock.errors import UserError
+from penstock.model import spec as specs
+from penstock.model.clock import duration
+from penstock.model.columns import columns
+from penstock.model.schema import compiled
+from penstock.model.spec import Catalog, Frozen, MaterializationBinding, MaterializationSpec
+from penstock.native.plan import ReductionPlan, compile_reduction
+from penstock.runtime.close_policy import Band, ClosePolicy
+from penstock.runtime.connector import Materialization, Target, TargetField, Task
+from penstock.runtime.materialize import task as runtime
+from penstock.runtime.materialize.fields import (
+    DOCUMENT,
+    Mode,
+    Selected,
+    candidates,
+    choose,
+    select,
+    standard_verdict,
+)
+from penstock.runtime.triggers import Triggers
+from penstock.shuffle.binding import Binding, columns_of, materialization_bindings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundTarget:
+    """A binding: what is read, how it is reduced, what is stored, and how it gets there."""
+
+    binding: Binding
+    target: Target
+    plan: ReductionPlan
+    mode: Mode
+    because: str
+    """Why not a cheaper mode."""
+    columns: tuple[str, ...] | None
+    """Top-level columns of documents that are needed; None is all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A materialization that can be run."""
+
+    task: Task
+    """As its connector sees it."""
+    runtime: runtime.Task
+    """As its leader's machines see it."""
+    targets: tuple[BoundTarget, ...]
+    connector: Materialization = field(repr=False)
+    triggers: Triggers = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return tuple(target.binding for target in self.targets)
+
+    @property
+    def applied(self) -> bytes:
+        """What `apply` brings the endpoint to, as bytes that are equal for equal tasks."""
+        return encode_task(self.task)
+
+
+def build(
+    catalog: Catalog,
+    spec: MaterializationSpec,
+    connect: Callable[[specs.Endpoint, str], Materialization],
+    *,
+    shards: int | None = None,
+    transactions_max: int = 0,
+    drain: bool = False,
+) -> Built:
+    """Negotiate the fields of every active binding, and choose how each is kept.
+
+    `connect` makes the connector of an endpoint; the second argument says whose it is, for errors.
+    Asks the endpoint what is there. Blocks.
+    """
+    connector = connect(spec.endpoint, spec.name)
+    bindings = materialization_bindings(catalog, spec, path=connector.path)
+    if not bindings:
+        raise UserError(
+            f"materialization {spec.name} has nothing to do",
+            why="all of its bindings are disabled, or it has none",
+            fix="add a binding, or enable one",
+        )
+    targets = tuple(_bound(spec, binding, connector) for binding in bindings)
+    _check_paths(spec, targets)
+    triggers = Triggers(spec.name, spec.triggers.hooks if spec.triggers else ())
+    return Built(
+        task=Task(
+            name=spec.name,
+            config=spec.endpoint.config,
+            targets=tuple(target.target for target in targets),
+        ),
+        runtime=runtime.Task(
+            name=spec.name,
+            build=specs.fingerprint(spec)[:16],
+            image=spec.endpoint.image or "",
+            bindings=_runtime_bindings(spec, bindings),
+            shards=shards or spec.shards.count or 1,
+            policy=ClosePolicy(
+                open_age=Band(
+                    min=duration(spec.shards.min_txn_s), max=duration(spec.shards.max_txn_s)
+                )
+            ),
+            pattern=connector.pattern,
+            flush_barrier=connector.flush_barrier,
+            has_triggers=bool(triggers),
+            transactions_max=transactions_max,
+            drain=drain,
+        ),
+        targets=targets,
+        connector=connector,
+        triggers=triggers,
+    )
+
+
+def _runtime_bindings(
+    spec: MaterializationSpec, bindings: Sequence[Binding]
+) -> tuple[runtime.Binding, ...]:
+    """By index, so disabled ones have a place too; nothing is ever reported of them."""
+    active = {binding.index: binding.state_key for binding in bindings}
+    return tuple(
+        runtime.Binding(collection=given.source.collection, state_key=active.get(index, ""))
+        for index, given in enumerate(spec.bindings)
+    )
+
+
+def _bound(spec: MaterializationSpec, binding: Binding, connector: Materialization) -> BoundTarget:
+    given = spec.bindings[binding.index]
+    where = f"materialization {spec.name}, binding {binding.index} ({given.source.collection})"
+    resource = given.resource.value
+    path = connector.path(resource)
+    delta = connector.delta_updates(resource)
+    schema = compiled(binding.collection.read_schema.text)
+    offered = candidates(binding.collection, schema, columns(schema.shape), binding.key)
+    _check_group(given, offered, where)
+    verdicts = {f.name: standard_verdict(f, delta_updates=delta) for f in offered}
+    verdicts |= connector.validate(path, offered, delta_updates=delta)
+    plan = compile_reduction(schema, binding.key)
+    chosen = select(offered, verdicts, given.fields, where=where)
+    selected = _chosen(chosen, plan, given, connector, delta_updates=delta, where=where)
+    stored = selected.fields
+    needed = None if selected.mode is not Mode.PUSHDOWN else [f.pointer for f in stored]
+    return BoundTarget(
+        binding=binding,
+        target=Target(
+            binding=binding.index,
+            state_key=binding.state_key,
+            collection=binding.collection.name,
+            path=path,
+            resource=given.resource,
+            fields=stored,
+            delta_updates=delta,
+            pushdown=selected.mode is Mode.PUSHDOWN,
+        ),
+        plan=plan,
+        mode=selected.mode,
+        because=selected.because,
+        columns=None if needed is None else columns_of(binding.collection, needed),
+    )
+
+
+def _chosen(
+    fields: Sequence[TargetField],
+    plan: ReductionPlan,
+    given: MaterializationBinding,
+    connector: Materialization,
+    *,
+    delta_updates: bool,
+    where: str,
+) -> Selected:
+    try:
+        return choose(
+            fields,
+            plan,
+            delta_updates=delta_updates,
+            document_required=any(name == DOCUMENT for name, _ in given.fields.require),
+            can_reduce=connector.can_reduce,
+        )
+    except UserError as error:
+        raise UserError(error.what, where=where, why=error.why, fix=error.fix) from None
+
+
+def _check_group(given: MaterializationBinding, offered: Sequence[TargetField], where: str) -> None:
+    if not any(field.is_key for field in offered):
+        raise UserError(
+            "no field shows the key of the rows",
+            where=where,
+            why=f"groupBy: {', '.join(given.fields.group_by) or 'none'}",
+            fix="group by fields that the collection has",
+        )
+
+
+def _check_paths(spec: MaterializationSpec, targets: Sequence[BoundTarget]) -> None:
+    first: dict[tuple[str, ...], int] = {}
+    for each in targets:
+        other = first.setdefault(each.target.path, each.binding.index)
+        if other != each.binding.index:
+            raise UserError(
+                f"bindings {other} and {each.binding.index} store to the same place",
+                where=f"materialization {spec.name}: {'.'.join(each.target.path)}",
+                fix="give each binding a table of its own",
+            )
+
+
+# ------------------------------------------------------------------------------ applied, as bytes
+
+_encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda frozen: frozen.value)
+_decoder = msgspec.json.Decoder(Task, dec_hook=lambda kind, value: kind(value))
+_NO_CONFIG = Frozen({})
+
+
+def encode_task(task: Task) -> bytes:
+    """A task as bytes, to be compared and kept; its configuration stays out."""
+    return _encoder.encode(replace(task, config=_NO_CONFIG))
+
+
+def decode_task(data: bytes) -> Task:
+    """The task that `encode_task` wrote."""
+    return _decoder.decode(data)

@@ -1,0 +1,531 @@
+"""The leader of a materialization: performs what its machines decide, and tells them how it went.
+
+A session begins by taking the task's recovery log over, which fences whoever led before. It brings
+the endpoint to the spec, opens it, settles with it which transaction counts as the last, and opens
+the shuffle at that place. From then on `fsm.step` decides and this module does: reads checkpoints,
+runs Spark jobs, calls the connector, appends records, ACKs, statistics.
+
+Every action is one task of the event loop, and whatever blocks runs in a thread. The first error
+ends the session: nothing is retried here, because the next session starts from the log, and knows
+from it what is to be done again. After `Fenced` nothing at all is written, deleted or called.
+
+A crash point follows every action (`penstock failpoints`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from penstock import failpoints
+from penstock.consensus.statelog import StateLog
+from penstock.errors import Bug
+from penstock.journal.planning import Planner
+from penstock.journal.publisher import Fixed, Publisher
+from penstock.journal.schemas import layout
+from penstock.model.clock import Clock, Producer, duration
+from penstock.model.json_order import Json
+from penstock.model.routing import split_shards
+from penstock.native.arrow import to_arrow
+from penstock.runtime import apply_loop, ops
+from penstock.runtime.connector import Session as EndpointSession
+from penstock.runtime.connector import Task as ConnectorTask
+from penstock.runtime.materialize import fsm
+from penstock.runtime.materialize.build import Built, decode_task
+from penstock.runtime.materialize.messages import (
+    Acknowledge,
+    Acknowledged,
+    Action,
+    CallTrigger,
+    CloseRequested,
+    Event,
+    Flush,
+    Flushed,
+    FrontierReady,
+    Gather,
+    Gathered,
+    IntentsWritten,
+    Load,
+    Loaded,
+    Rotate,
+    Sleep,
+    StartCommit,
+    StartedCommit,
+    StatsWritten,
+    Stop,
+    StopRequested,
+    Store,
+    Stored,
+    TriggerCalled,
+    Woken,
+    WriteIntents,
+    WriteStats,
+)
+from penstock.runtime.materialize.state import Done, Idle, Leader
+from penstock.runtime.materialize.work import Jobs, Progress, Transaction
+from penstock.runtime.protocol import Kind, Persisted, PersistRecord
+from penstock.runtime.recovery import (
+    EndpointCheckpoint,
+    Entries,
+    Layout,
+    Op,
+    Persist,
+    Recovered,
+    RecoveryMachine,
+    reconcile,
+)
+from penstock.shuffle.delivery import Checkpoint
+from penstock.shuffle.session import Session
+from penstock.shuffle.state import Options as ShuffleOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("penstock.runtime")
+
+T = TypeVar("T")
+Log = StateLog[Entries, tuple[Op, ...]]
+
+_LEADS = failpoints.declare("leader.after-epoch", "a leader has taken the recovery log over")
+_OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
+_APPLIED = failpoints.declare("leader.after-apply", "the endpoint was applied to, not recorded yet")
+_RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
+_AFTER: Final[Mapping[type[Action], str]] = {
+    kind: failpoints.declare(f"leader.after-{name}", text)
+    for kind, name, text in (
+        (Load, "load", "a checkpoint is part of the open transaction"),
+        (Gather, "gather", "the input of a transaction is gathered"),
+        (Flush, "flush", "the job of a transaction is done, nothing of it recorded"),
+        (Store, "store", "rows are staged or stored, and its hint is durable"),
+        (WriteStats, "stats", "the stats document is published, not acknowledged"),
+        (StartCommit, "start-commit", "the endpoint has what the commit needs, or has committed"),
+        (Acknowledge, "acknowledge", "the endpoint shows the transaction"),
+        (WriteIntents, "intents", "ACKs of a transaction are written"),
+        (CallTrigger, "trigger", "webhooks were called, which is not recorded yet"),
+    )
+}
+_PERSISTED = {
+    kind: failpoints.declare(f"leader.after-{kind.name.lower().replace('_', '-')}-record", text)
+    for kind, text in (
+        (Kind.APPLY, "the spec, or connector state, is recorded as applied"),
+        (Kind.HINT, "the extents of a transaction are hinted"),
+        (Kind.TRIGGER_HINT, "the trigger variables of a transaction are hinted"),
+        (Kind.COMMIT, "a transaction is committed"),
+        (Kind.ACK, "patches of an acknowledgement are recorded"),
+        (Kind.TRIGGER_DONE, "it is recorded that webhooks were called"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Where a leader lives: the stores, Spark, and the time."""
+
+    planner: Planner
+    spark: Callable[[], SparkSession]
+    """Starts it if it must; called in a thread, and only if there is something to read."""
+    now: Callable[[], Clock]
+    entropy: Callable[[int], bytes]
+    shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
+
+
+class Ended(enum.Enum):
+    """How a session came to its end."""
+
+    STOPPED = "as it was asked to, or after its number of transactions"
+    REPLAYED = "after the one transaction that it had to repeat"
+
+
+@dataclass(slots=True, kw_only=True)
+class Control:
+    """What others may ask of a running session, and learn of it. Used on its event loop."""
+
+    until_revision: int | None = None
+    """Stop when everything that was committed up to it is stored."""
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_applied: Callable[[str], None] = lambda _: None
+    on_state: Callable[[Sequence[Json]], None] = lambda _: None
+    """Told of the state patches of each committed transaction."""
+    _asked: list[Event] = field(default_factory=list)
+    _wake: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """End at the next transaction boundary."""
+        self._asked.append(StopRequested())
+        self._wake()
+
+    def close_now(self) -> None:
+        """Close the open transaction, whatever its minima."""
+        self._asked.append(CloseRequested())
+        self._wake()
+
+
+def recovery_key(task: str) -> str:
+    """The key of a task's recovery log."""
+    return f"task/{task}"
+
+
+async def run_session(built: Built, world: World, control: Control) -> Ended:
+    """One session, from taking over to its end; raises what ended it otherwise."""
+    log: Log = await StateLog.lead(
+        world.planner.journals.store, recovery_key(built.name), RecoveryMachine()
+    )
+    failpoints.hit(_LEADS)
+    layout_ = Layout({each.binding.index: each.binding.state_key for each in built.targets})
+    recovered = layout_.decode(log.state)
+    recorder = _Recorder(log, layout_)
+    state = await _apply(built, recovered, recorder, control)
+    endpoint = await asyncio.to_thread(
+        built.connector.open, built.task, epoch=_epoch(log), state=state
+    )
+    try:
+        failpoints.hit(_OPENED)
+        recovered = await _reconciled(endpoint, log, layout_, recorder)
+        async with _publisher(built, world) as publisher:
+            session = _Session(built, world, control, recorder, endpoint, publisher, _epoch(log))
+            return await session.run(recovered)
+    finally:
+        await asyncio.to_thread(endpoint.close)
+
+
+def _epoch(log: Log) -> int:
+    if log.leads is None:
+        raise Bug("a log is used by who does not lead it", where=log.key)
+    return log.leads
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Appends records to the recovery log, one at a time."""
+
+    log: Log
+    layout: Layout
+    seq_no: int = 0
+
+    async def write(self, action: PersistRecord) -> Persisted:
+        await self.append(action.record)
+        self.seq_no = action.seq_no
+        failpoints.hit(_PERSISTED[action.kind])
+        return Persisted(action.seq_no)
+
+    async def append(self, record: Persist) -> None:
+        ops_ = self.layout.encode(record)
+        await self.log.append(lambda _: ops_)
+
+
+# -------------------------------------------------------------------------------------- startup
+
+
+async def _apply(built: Built, recovered: Recovered, recorder: _Recorder, control: Control) -> Json:
+    """Bring the endpoint to the spec; the connector's state afterwards."""
+    loop, action = apply_loop.begin(
+        spec=built.applied, last_applied=recovered.last_applied, state=recovered.connector_state
+    )
+    following: apply_loop.Action | None = action
+    while following is not None:
+        match following:
+            case apply_loop.Apply(last_applied=last, state=state):
+                before: ConnectorTask | None = None if last is None else decode_task(last)
+                applied = await asyncio.to_thread(built.connector.apply, built.task, before, state)
+                failpoints.hit(_APPLIED)
+                control.on_applied(applied.description)
+                loop, following = apply_loop.step(loop, applied)
+            case PersistRecord():
+                loop, following = apply_loop.step(loop, await recorder.write(following))
+    if not isinstance(loop, apply_loop.Converged):
+        raise Bug("applying ended without converging")
+    return loop.state
+
+
+async def _reconciled(
+    endpoint: EndpointSession, log: Log, layout_: Layout, recorder: _Recorder
+) -> Recovered:
+    """What to start from, after the endpoint has said which transaction it committed last."""
+    data = endpoint.checkpoint
+    checkpoint = None if data is None else EndpointCheckpoint.decode(data)
+    recovered = layout_.decode(log.state)
+    record = reconcile(recovered, checkpoint)
+    if record is None:
+        return recovered
+    await recorder.append(record)
+    failpoints.hit(_RECONCILED)
+    recovered = layout_.decode(log.state)
+    if reconcile(recovered, checkpoint) is not None:
+        raise Bug("reconciling with an endpoint did not settle")
+    return recovered
+
+
+@contextlib.asynccontextmanager
+async def _publisher(built: Built, world: World) -> AsyncIterator[Publisher]:
+    """What publishes the task's statistics; its producer lives as long as the session."""
+    journal = ops.journal_of(ops.STATS, kind="materialization", task=built.name)
+    journals = world.planner.journals
+    await journals.create(journal)
+    publisher = Publisher(
+        journals,
+        world.planner.blobs,
+        world.planner.schemas,
+        [Fixed(spec=ops.STATS, journal=str(journal))],
+        producer=Producer.from_random(world.entropy(6)),
+        now=world.now,
+    )
+    try:
+        yield publisher
+    finally:
+        await publisher.abort()
+
+
+# ------------------------------------------------------------------------------------ the session
+
+
+class _Session:
+    """Performs the actions of the machines."""
+
+    def __init__(
+        self,
+        built: Built,
+        world: World,
+        control: Control,
+        recorder: _Recorder,
+        endpoint: EndpointSession,
+        publisher: Publisher,
+        epoch: int,
+    ) -> None:
+        self._built = built
+        self._world = world
+        self._control = control
+        self._recorder = recorder
+        self._endpoint = endpoint
+        self._publisher = publisher
+        self._shards = built.runtime.shards
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._held: Checkpoint | None = None
+        self._jobs = Jobs(built, world.planner, world.spark, epoch=epoch)
+        self._work: Transaction | None = None
+        self._caught_up = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def run(self, recovered: Recovered) -> Ended:
+        """Take transactions one after the other until the machines stop."""
+        self._shuffle = await Session.open(
+            self._world.planner,
+            self._built.bindings,
+            routing=split_shards(self._shards),
+            resume=recovered.resume,
+            options=self._world.shuffle,
+            now=self._world.now,
+        )
+        try:
+            return await self._run(recovered)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            await self._shuffle.close()
+
+    async def _run(self, recovered: Recovered) -> Ended:
+        replayed = recovered.resume.unresolved_hints > 0
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._control._wake = self._take_requests  # noqa: SLF001 - one thing in two parts
+                self._take_requests()
+                watcher = tasks.create_task(self._watch_catching_up())
+                leader, actions = fsm.start(
+                    self._built.runtime, recovered, self._world.now(), seq_no=self._recorder.seq_no
+                )
+                while True:
+                    if self._perform(actions):
+                        break
+                    self._read_on(leader)
+                    self._stop_if_caught_up(leader)
+                    event = await self._events.get()
+                    leader, actions = fsm.step(leader, event, self._world.now())
+                watcher.cancel()
+                if self._reading is not None:
+                    self._reading.cancel()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            self._control._wake = lambda: None  # noqa: SLF001
+        return Ended.REPLAYED if replayed else Ended.STOPPED
+
+    # --------------------------------------------------------------------------- what comes to pass
+
+    def _take_requests(self) -> None:
+        asked, self._control._asked = self._control._asked, []  # noqa: SLF001
+        for event in asked:
+            self._events.put_nowait(event)
+
+    def _read_on(self, leader: Leader) -> None:
+        """Keep one request for a checkpoint outstanding while the machines hold none."""
+        wants = leader.wants_frontier and self._held is None
+        if wants and (self._reading is None or self._reading.done()):
+            self._reading = self._tasks.create_task(self._next_checkpoint())
+
+    async def _next_checkpoint(self) -> None:
+        self._held = await self._shuffle.next_checkpoint()
+        self._events.put_nowait(FrontierReady(self._held.frontier))
+
+    async def _watch_catching_up(self) -> None:
+        if self._control.until_revision is not None:
+            await self._shuffle.caught_up(self._control.until_revision)
+            self._caught_up = True
+            self._events.put_nowait(Woken())
+
+    def _stop_if_caught_up(self, leader: Leader) -> None:
+        """In batch mode: everything was handed out, and nothing of it is under way any more."""
+        idle = isinstance(leader.head, Idle) and leader.head.txn is None and leader.held is None
+        idle = idle and isinstance(leader.tail, Done) and self._held is None
+        reading = self._reading is None or not self._reading.done()
+        if self._caught_up and idle and reading and self._events.empty():
+            self._events.put_nowait(StopRequested())
+
+    # -------------------------------------------------------------------------------- what is done
+
+    def _perform(self, actions: Iterable[Action]) -> bool:
+        """Begin what is to be done; whether that is nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for action in actions:
+            match action:
+                case Stop():
+                    return True
+                case Sleep(wake_after):
+                    delay_s = wake_after / duration(1)
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(delay_s, self._events.put_nowait, Woken())
+                case Load():
+                    self._load(action)
+                case Rotate():
+                    self._rotate(action)
+                case _:
+                    self._tasks.create_task(self._do(action))
+        return False
+
+    async def _do(self, action: Action) -> None:
+        events = await self._done(action)
+        if (name := _AFTER.get(type(action))) is not None:
+            failpoints.hit(name)
+        for event in events:
+            self._events.put_nowait(event)
+
+    async def _done(self, action: Action) -> Sequence[Event]:
+        match action:
+            case PersistRecord():
+                return [await self._recorder.write(action)]
+            case Gather():
+                return [Gathered()]
+            case Flush():
+                return await self._flush(action)
+            case Store():
+                return [Stored(shard=shard) for shard in range(self._shards)]
+            case WriteStats(document=document):
+                return [await self._write_stats(document)]
+            case StartCommit():
+                return await self._start_commit(action)
+            case Acknowledge(patches=patches):
+                said = await self._blocking(self._endpoint.acknowledge, patches)
+                return self._answers(Acknowledged, said)
+            case WriteIntents(intents=intents):
+                await self._publisher.write_intents(intents)
+                return [IntentsWritten()]
+            case CallTrigger(params=params):
+                await self._built.triggers.call(json.loads(params))
+                return [TriggerCalled()]
+            case _:
+                raise Bug(f"nobody does {type(action).__name__}")
+
+    def _answers(
+        self, kind: type[Acknowledged | StartedCommit | Flushed], said: Sequence[Json]
+    ) -> list[Event]:
+        """The answers of all shards to one call that served them; the first speaks for it."""
+        return [
+            kind(shard=shard, patches=tuple(said) if shard == 0 else ())
+            for shard in range(self._shards)
+        ]
+
+    async def _blocking(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+        return await asyncio.to_thread(call, *arguments)
+
+    # The parts of a transaction
+
+    def _load(self, action: Load) -> None:
+        """Take a checkpoint in: from its records it is known how much that is."""
+        checkpoint, self._held = self._held, None
+        if checkpoint is None or checkpoint.frontier is not action.frontier:
+            raise Bug("a frontier is loaded that is not the one which is held")
+        if self._work is None:
+            self._work = Transaction(opened=action.transaction)
+        self._work.checkpoints.append(checkpoint)
+        share = self._work.bytes // self._shards
+        for shard in range(self._shards):
+            self._events.put_nowait(
+                Loaded(
+                    shard=shard,
+                    combiner_bytes=share,
+                    read_docs=checkpoint.documents if shard == 0 else 0,
+                    read_bytes=checkpoint.bytes if shard == 0 else 0,
+                )
+            )
+        failpoints.hit(_AFTER[Load])
+
+    async def _flush(self, action: Flush) -> Sequence[Event]:
+        reports = await self._jobs.stage(
+            self._current(),
+            self._endpoint.workers,
+            states=self._shuffle.states,
+            max_keys=action.max_keys,
+        )
+        patches = await self._blocking(self._endpoint.flush, action.patches)
+        return [
+            Flushed(
+                shard=shard,
+                reports=tuple(reports.get(shard, ())),
+                patches=tuple(patches) if shard == 0 else (),
+            )
+            for shard in range(self._shards)
+        ]
+
+    async def _write_stats(self, document: dict[str, Json]) -> StatsWritten:
+        root = layout(ops.STATS.write_schema.text)
+        await self._publisher.publish(0, to_arrow([document], root))
+        return StatsWritten(await self._publisher.commit())
+
+    async def _start_commit(self, action: StartCommit) -> Sequence[Event]:
+        said = await self._blocking(
+            self._endpoint.start_commit,
+            action.close,
+            self._current().staged,
+            action.checkpoint.encode(),
+            action.patches,
+        )
+        self._current().patches = (*action.patches, *said)
+        return self._answers(StartedCommit, said)
+
+    def _rotate(self, action: Rotate) -> None:
+        work, self._work = self._current(), None
+        for checkpoint in work.checkpoints:
+            self._shuffle.consumed(checkpoint)
+        self._control.on_state(work.patches)
+        self._control.on_progress(work.progress(transactions=action.transactions))
+
+    def _current(self) -> Transaction:
+        if self._work is None:
+            raise Bug("there is no transaction")
+        return self._work
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a session: of several errors, the one that came first."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

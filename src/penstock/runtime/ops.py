@@ -1,0 +1,101 @@
+"""PURE: the collections in which tasks tell about themselves.
+
+    ops/stats    one document per transaction, which is visible if, and only if, the transaction is
+    ops/logs     what a task has to say: warnings, errors, where it stands
+
+Both are partitioned by task, so that the journal of a task is known without looking; they are read
+like any other collection.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.journal.names import JournalName
+from penstock.model.json_order import Json
+from penstock.model.spec import CollectionSpec, Field, Frozen
+
+_COUNTS: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "docsTotal": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "bytesTotal": {"type": "integer", "reduce": {"strategy": "sum"}},
+    },
+    "reduce": {"strategy": "merge"},
+}
+
+_STATS_SCHEMA: Final[Json] = {
+    "type": "object",
+    "required": ["shard", "ts", "txnCount", "openSecondsTotal"],
+    "properties": {
+        "shard": {
+            "type": "object",
+            "required": ["kind", "name", "keyBegin", "rClockBegin", "build"],
+            "properties": {
+                "kind": {"type": "string"},
+                "name": {"type": "string"},
+                "keyBegin": {"type": "string"},
+                "rClockBegin": {"type": "string"},
+                "build": {"type": "string"},
+            },
+        },
+        "ts": {"type": "string", "format": "date-time"},
+        "openSecondsTotal": {"type": "number", "reduce": {"strategy": "sum"}},
+        "txnCount": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "materialize": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "properties": {
+                    "left": _COUNTS,
+                    "right": _COUNTS,
+                    "out": _COUNTS,
+                    "bytesBehind": {"type": "integer"},
+                    "lastSourcePublishedAt": {"type": "string", "format": "date-time"},
+                },
+                "reduce": {"strategy": "merge"},
+            },
+            "reduce": {"strategy": "merge"},
+        },
+    },
+    "reduce": {"strategy": "merge"},
+}
+
+_LOGS_SCHEMA: Final[Json] = {
+    "type": "object",
+    "required": ["shard", "ts", "level", "message"],
+    "properties": {
+        "shard": {
+            "type": "object",
+            "required": ["kind", "name"],
+            "properties": {"kind": {"type": "string"}, "name": {"type": "string"}},
+        },
+        "ts": {"type": "string", "format": "date-time"},
+        "level": {"type": "string"},
+        "message": {"type": "string"},
+        "fields": {"type": "object"},
+    },
+}
+
+
+def _of_tasks(name: str, schema: Json) -> CollectionSpec:
+    return CollectionSpec(
+        name=name,
+        key=("/shard/kind", "/shard/name", "/ts"),
+        write_schema=Frozen(schema),
+        read_schema=Frozen(schema),
+        fields=(
+            Field(name="kind", location="/shard/kind", declared=True, partition=True),
+            Field(name="name", location="/shard/name", declared=True, partition=True),
+        ),
+    )
+
+
+STATS: Final = _of_tasks("ops/stats", _STATS_SCHEMA)
+LOGS: Final = _of_tasks("ops/logs", _LOGS_SCHEMA)
+OPS: Final = (STATS, LOGS)
+
+
+def journal_of(collection: CollectionSpec, *, kind: str, task: str) -> JournalName:
+    """Where a task writes about itself."""
+    return JournalName.of(collection.name, {"kind": kind, "name": task})
