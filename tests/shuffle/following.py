@@ -180,6 +180,7 @@ class Coordinator:
     prepared: Frontier = field(default_factory=lambda: EMPTY)
     """Of the last transaction, which may have happened or not."""
     taken: list[Seen] = field(default_factory=list)
+    peeks: int = 0
 
     async def transaction(self, session: Follows) -> list[Seen]:
         """The documents of the next transaction, which is committed."""
@@ -204,6 +205,7 @@ class Coordinator:
             session.consumed(checkpoint)
             if not checkpoint.is_peek:
                 break
+            self.peeks += 1
         self.prepared = frontier.clear_discharged_hints()
         return found
 

@@ -8,7 +8,6 @@ neither end ever holds a large message, and a delivery may go on from one part t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -183,8 +182,7 @@ class Assembly:
     def __init__(self) -> None:
         self.number: int | None = None
         self._frontier = bytearray()
-        self._deliveries: list[Delivery] = []
-        self._rows: list[list[VisibleRows]] = []
+        self._deliveries: list[tuple[pb.Delivery, str, list[VisibleRows]]] = []
 
     def add(self, part: pb.CheckpointPart) -> Checkpoint | None:
         """The checkpoint, if `part` is its last one."""
@@ -201,17 +199,14 @@ class Assembly:
         fragments = [_fragment_of(data) for data in part.fragments]
         for message in part.deliveries:
             if not message.continued:
-                self._deliveries.append(_delivery_of(message, part.journals[message.journal]))
-                self._rows.append([])
-            self._rows[-1] += (_rows_of(rows, fragments[rows.fragment]) for rows in message.rows)
+                self._deliveries.append((message, part.journals[message.journal], []))
+            added = (_rows_of(rows, fragments[rows.fragment]) for rows in message.rows)
+            self._deliveries[-1][2].extend(added)
         if part.more:
             return None
         return Checkpoint(
             frontier=frontier_codec.decode(bytes(self._frontier)),
-            deliveries=tuple(
-                replace(delivery, rows=tuple(rows))
-                for delivery, rows in zip(self._deliveries, self._rows, strict=True)
-            ),
+            deliveries=tuple(_delivery_of(*each) for each in self._deliveries),
         )
 
 
@@ -231,13 +226,13 @@ def _rows_of(message: pb.VisibleRows, fragment: Fragment) -> VisibleRows:
     )
 
 
-def _delivery_of(message: pb.Delivery, journal: str) -> Delivery:
+def _delivery_of(message: pb.Delivery, journal: str, rows: Iterable[VisibleRows]) -> Delivery:
     return Delivery(
         journal=journal,
         binding=message.binding,
         producer=Producer(message.producer),
         commit=Clock(message.commit),
-        rows=(),
+        rows=tuple(rows),
         bytes=message.bytes,
         lsn=message.lsn,
     )
