@@ -90,6 +90,8 @@ class TargetField:
     is_key: bool = False
     required: bool = False
     """It is never absent nor null."""
+    default: bool | int | str | None = None
+    """Of a key: what stands for a value that is absent."""
     reduction: Strategy = Strategy.LAST_WRITE_WINS
     """With push-down, how a stored value and a new one become one; NULL is no value."""
 
@@ -309,10 +311,11 @@ class Materialization(Protocol):
         """What the endpoint thinks of the fields of a binding, by name; looks at what is there."""
         ...
 
-    def apply(self, task: Task, last: Task | None, state: Json) -> Applied:
+    def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         """Bring the endpoint's resources to what the task needs; `last` is what was applied before.
 
-        A target whose state key differs from the last one's is emptied: a backfill.
+        A target whose state key differs from the last one's is emptied: a backfill. An ENDPOINT
+        raises its fence before that, or a predecessor could still store what belongs to the past.
         """
         ...
 

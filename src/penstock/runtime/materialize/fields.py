@@ -29,7 +29,7 @@ from penstock.model import pointer
 from penstock.model.columns import Column, Kind
 from penstock.model.reduce import Strategy
 from penstock.model.schema import CompiledSchema
-from penstock.model.shape import locate
+from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec, FieldSelection
 from penstock.native.plan import Members, Node, ReductionPlan, Value
 from penstock.runtime.connector import Constraint, TargetField, Verdict
@@ -76,9 +76,14 @@ def candidates(
                 column=column,
                 is_key=field.location in key,
                 required=exists and "null" not in shape.types,
+                default=_default(shape) if field.location in key else None,
             )
         )
     return tuple(found)
+
+
+def _default(shape: Shape) -> bool | int | str | None:
+    return shape.default if isinstance(shape.default, bool | int | str) else None
 
 
 def _column_at(layout: Column, location: str) -> Column | None:

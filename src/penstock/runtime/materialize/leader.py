@@ -232,7 +232,9 @@ async def _apply(built: Built, recovered: Recovered, recorder: _Recorder, contro
         match following:
             case apply_loop.Apply(last_applied=last, state=state):
                 before: ConnectorTask | None = None if last is None else decode_task(last)
-                applied = await asyncio.to_thread(built.connector.apply, built.task, before, state)
+                applied = await asyncio.to_thread(
+                    built.connector.apply, built.task, before, state, epoch=_epoch(recorder.log)
+                )
                 failpoints.hit(_APPLIED)
                 control.on_applied(applied.description)
                 loop, following = apply_loop.step(loop, applied)

@@ -65,6 +65,8 @@ def _values(documents: Any, root: Column, field: TargetField) -> Any:  # noqa: A
         if column.kind is Kind.JSON:
             return _inside(array, rest[at:])
         column, array = _member(column, name), pc.struct_field(array, name)
+    if field.default is not None:
+        array = pc.fill_null(array, pa.scalar(field.default, array.type))
     return json_texts(column, array) if column.kind in _AS_JSON else array
 
 
