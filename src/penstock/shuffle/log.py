@@ -183,8 +183,9 @@ class Log:
 
     async def _write(self, lsn: int, frame: DataFrame, directory: Path) -> list[Segment]:
         """Run the job of a round, again if it fails; what its tasks report."""
-        write = frame.mapInArrow(segment_writer(str(directory)), REPORT)
         for attempt in range(1, ATTEMPTS_MAX + 1):
+            # A frame of its own: adaptive execution would answer with the error it remembers.
+            write = frame.mapInArrow(segment_writer(str(directory)), REPORT)
             try:
                 rows = await _run_job(self._spark, f"{self.directory.name}/{lsn}", write.collect)
             except (PySparkException, Py4JError) as error:
