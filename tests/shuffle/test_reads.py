@@ -186,7 +186,7 @@ def test_17_deep_rollback_is_told_and_the_cumulative_commit_stays() -> None:
     assert "0x46" in notice
     assert reader.state() == (65, 0, -4)
     [entry] = reader.entries
-    assert (entry.last_commit, entry.offset) == (65, -4)
+    assert (entry.last_commit, entry.offset) == (70, -4), "also within one report"
     reader = Reader(script_of("C10 A70", "C80 A65"))
     reader.go(2)
     reader.go()
@@ -376,14 +376,43 @@ def test_23_replay_of_a_span_that_is_left_in_part_appends_that_part() -> None:
     assert reader.clocks == [120]
 
 
-def test_a_span_that_is_open_where_content_was_removed_is_replayed_from_what_is_left() -> None:
+def test_a_span_that_is_open_where_content_was_removed_goes_on_with_what_is_left() -> None:
     script = script_of("C110", "C120", "A130")
     script.retain(A, 1)
     reader = Reader(script, entries_of({P1: (1, 0, 0)}))
     assert reader.read.position == 1
-    assert reader.read.state(P1).gapped
     reader.go()
     assert reader.clocks == [120]
+
+
+def test_a_span_whose_close_may_have_been_removed_is_forgotten_and_told_to_be_closed() -> None:
+    script = script_of("C110", "A130", "p2:O5", "O140")
+    script.retain(A, 2)
+    reader = Reader(script, entries_of({P1: (1, 0, 0)}))
+    reader.go(1)
+    assert not any(entry.is_open for entry in reader.entries)
+    reader.go()
+    assert reader.clocks == [5, 140]
+
+
+def test_a_span_is_forgotten_also_if_content_is_removed_while_it_is_read() -> None:
+    script = script_of("C110", "A130", "O140")
+    reader = Reader(script)
+    reader.go(1)
+    script.retain(A, 2)
+    reader.read.history.move(script.states[A])
+    assert reader.read.skip_removed()
+    reader.go()
+    assert reader.clocks == [140]
+
+
+def test_a_span_that_opens_after_a_deep_rollback_is_still_open_where_it_is_resumed() -> None:
+    reader = Reader(script_of("C10 A60", "C65 A70", "C80 A60", "C90", "p2:O5"))
+    reader.go(2)
+    reader.go()
+    by_producer = {entry.producer: entry for entry in reader.entries}
+    assert (by_producer[P1].last_commit, by_producer[P1].offset) == (70, 6)
+    assert by_producer[P1].is_open
 
 
 def test_reading_resumes_within_a_record_whose_rows_were_read_in_part() -> None:

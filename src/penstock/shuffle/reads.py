@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from penstock.errors import PenstockError
 from penstock.journal.committed import VisibleRows
 from penstock.journal.state import AckRecord, Fragment, Record
 from penstock.model.byte_progress import ByteProgress
@@ -29,7 +30,7 @@ from penstock.model.clock import NEVER, Clock, Flag, Producer
 from penstock.model.completed import gap_floor
 from penstock.model.frontier import JournalFrontier
 from penstock.model.hints import Ack, Commit, Hint, HintIndex
-from penstock.model.producer_frontier import ProducerFrontier
+from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
 from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
 from penstock.model.sequence import (
     Bounds,
@@ -46,6 +47,10 @@ from penstock.model.sequence import (
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.delivery import Delivery
 from penstock.shuffle.history import History, Needed, NeedRows, bytes_after
+
+
+class RecoveryImpossible(PenstockError):
+    """A transaction was prepared before a crash, and what it read is not there any more."""
 
 
 @dataclass(slots=True)
@@ -68,6 +73,7 @@ class Read:
         "_begun",
         "_bytes",
         "_bytes_read",
+        "_denied",
         "_spans",
         "_states",
         "binding",
@@ -117,6 +123,9 @@ class Read:
         self.unreported: set[Producer] = set()
         self._begun = False
         self._states = resumed.states
+        self._denied: dict[Producer, Clock] = {}
+        """Commits that producers have rolled back behind. They were delivered, and stay reported:
+        a last commit that went down would hold deliveries back, and lose the begin of a span."""
         self._spans: dict[Producer, _Span] = {}
         self._bytes_read = history.bytes_end - history.bytes_from(self.position)
         self._bytes = ByteProgress.starting_at(self._bytes_read)
@@ -147,6 +156,7 @@ class Read:
     def adopt(self, fold: Fold) -> None:
         """What a round has found is so. A round that is given up leaves no trace."""
         self._states.update(fold.states)
+        self._denied.update(fold.denied)
         self.unreported.update(fold.states)
         for producer, span in fold.spans.items():
             held = self._spans.get(producer)
@@ -157,17 +167,20 @@ class Read:
                 self._spans[producer] = span
             elif held is not None:
                 del self._spans[producer]
-        self.position = max(self.position, fold.position)
+        if self.position > fold.position:
+            self._close_spans()  # what follows the round was removed while it was in flight
+        else:
+            self.position = fold.position
+            self._bytes_read += fold.bytes
         self.unplan()
         self.gap = False
         self._begun = True
-        self._bytes_read += fold.bytes
 
     def skip_removed(self) -> bool:
         """Go past what was removed before it was read; whether anything was.
 
-        If nothing was read yet, there is a gap before where reading begins, and every open span
-        has begun before it. A gap that is met later is not told to those who wait for hints.
+        If nothing was read yet, there is a gap before where reading begins. One that is met later
+        is not told to those who wait for hints.
         """
         begin = self.history.state.begin
         if self.planned >= begin:
@@ -175,12 +188,25 @@ class Read:
         self.lossy = True
         if not self._begun and self.planned == self.position:
             self.gap = True
-            for producer, state in self._states.items():
-                if state.report(producer).is_open:
-                    self._states[producer] = replace(state, gapped=True)
         self.position, self.planned = max(self.position, begin), begin
         self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
+        self._close_spans()
         return True
+
+    def _close_spans(self) -> None:
+        """Forget spans that were open before a gap.
+
+        Their rows were removed, and perhaps their closes with them. Nobody can tell a span that
+        goes on behind the gap from one that was rolled back within it.
+        """
+        for producer, state in self._states.items():
+            if state.gapped or state.report(producer).is_open:
+                last_commit = max(state.last_commit, OBSERVED_FLOOR)
+                self._states[producer] = ProducerState(
+                    last_commit=last_commit, offset=-self.position
+                )
+                self.unreported.add(producer)
+        self._spans.clear()
 
     def has_lost(self, producer: Producer) -> bool:
         """Whether a commit that was hinted need not be waited for: it can only have been removed.
@@ -208,10 +234,15 @@ class Read:
         return JournalFrontier(
             journal=self.history.name,
             binding=self.binding.index,
-            producers=tuple(self._states[producer].report(producer) for producer in producers),
+            producers=tuple(map(self._entry, producers)),
             bytes_read_delta=deltas.read,
             bytes_behind_delta=deltas.behind,
         )
+
+    def _entry(self, producer: Producer) -> ProducerFrontier:
+        entry = self._states[producer].report(producer)
+        denied = self._denied.get(producer, NEVER)
+        return entry if denied <= entry.last_commit else replace(entry, last_commit=denied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +271,7 @@ class Fold:
         "bytes",
         "closed",
         "deliveries",
+        "denied",
         "floor",
         "hints",
         "notices",
@@ -261,6 +293,8 @@ class Fold:
         self.hints: list[Hint] = []
         self.closed = False
         """Something was committed or rolled back: there is progress for others to know of."""
+        self.denied: dict[Producer, Clock] = {}
+        """Commits that a deep rollback went back from; their rows were delivered all the same."""
         self.floor = NEVER
         self.notices: list[str] = []
         self.parked = False
@@ -306,7 +340,8 @@ class Fold:
         begin = None
         if outcome is RunOutcome.READ_ROWS:
             begin = self._span_begin(fragment, run, placed, state)
-        self.states[run.producer] = advance_run(state, outcome, placed, begin)
+        self.states[run.producer] = after = advance_run(state, outcome, placed, begin)
+        self._check_goal(run.producer, state, after)
 
         rows, size = None, 0
         if _admits(self._read.binding.bounds, run):
@@ -341,6 +376,17 @@ class Fold:
             raise Needed(need)
         return begin
 
+    def _check_goal(self, producer: Producer, before: ProducerState, after: ProducerState) -> None:
+        """A recovery meets the very close that it must read up to, or that was removed."""
+        goal = self._read.goals.get(producer)
+        if goal is not None and before.last_commit < goal < after.last_commit:
+            raise RecoveryImpossible(
+                f"journal {self._read.history.name} lacks what an unfinished transaction has read",
+                where=f"binding {self._read.binding.index}, producer {producer}",
+                why=f"the commit {goal:#x} was removed before the transaction was replayed",
+                fix="reset this binding, which reads its source again",
+            )
+
     # ------------------------------------------------------------------------------------- ACKs
 
     def _take_ack(self, ack: AckRecord) -> None:
@@ -354,11 +400,13 @@ class Fold:
             return
         if outcome.is_fatal:
             raise self._refusal(outcome, state, Flag.ACK_TXN, ack.clock, ack.begin, ack)
-        self.states[producer] = advance(state, outcome, ack.clock, ack.begin)
+        self.states[producer] = after = advance(state, outcome, ack.clock, ack.begin)
+        self._check_goal(producer, state, after)
         self.closed = True
         if outcome.is_commit:
             self._deliver_span(producer, ack.clock)
         elif outcome is Outcome.ACK_DEEP_ROLLBACK:
+            self.denied[producer] = max(self._denied(producer), state.last_commit)
             self.notices.append(
                 f"journal {self._read.history.name}: producer {producer} has lost its write-ahead "
                 f"log and went back from commit {state.last_commit:#x} to {ack.clock:#x}, at "
@@ -394,6 +442,10 @@ class Fold:
                 lsn=self._lsn,
             )
         )
+
+    def _denied(self, producer: Producer) -> Clock:
+        found = self.denied.get(producer)
+        return self._read._denied.get(producer, NEVER) if found is None else found  # noqa: SLF001
 
     def _hint(self, ack: AckRecord) -> None:
         binding = self._read.binding

@@ -29,7 +29,7 @@ from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.hints import Hint
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.shuffle.binding import Binding, hint_index, lanes
-from penstock.shuffle.checkpoint import Checkpoints
+from penstock.shuffle.checkpoint import Checkpoints, Stalled
 from penstock.shuffle.delivery import Checkpoint, Outbox
 from penstock.shuffle.history import Need, Needed, NeedPages, NeedRows
 from penstock.shuffle.pressure import DeadlockWatch, Pressure
@@ -329,7 +329,16 @@ class SessionState:
 
     def tick(self) -> list[str]:
         """Count what does not move; warnings for people. Raises `Stalled` and `DiskDeadlock`."""
-        warnings = self._checkpoints.tick()
+        try:
+            warnings = self._checkpoints.tick()
+        except Stalled as stalled:
+            if self.recovery and self._topology.lossy:
+                raise RecoveryImpossible(
+                    "journals lack what an unfinished transaction has read",
+                    why=f"content was removed before the transaction was replayed\n{stalled.why}",
+                    fix="reset the bindings of these journals, which reads their sources again",
+                ) from stalled
+            raise
         self._deadlock.tick(
             requested=self._checkpoints.requested,
             answerable=self._checkpoints.would_answer(),

@@ -28,11 +28,7 @@ from penstock.model.frontier import Frontier
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.history import History
-from penstock.shuffle.reads import Read
-
-
-class RecoveryImpossible(PenstockError):
-    """A transaction was prepared before a crash, and what it read is not there any more."""
+from penstock.shuffle.reads import Read, RecoveryImpossible
 
 
 class Topology:
