@@ -33,9 +33,9 @@ from penstock.shuffle.checkpoint import Checkpoints, Stalled
 from penstock.shuffle.delivery import Checkpoint, Outbox
 from penstock.shuffle.history import Need, Needed, NeedPages, NeedRows
 from penstock.shuffle.pressure import DeadlockWatch, Pressure
-from penstock.shuffle.reads import Context, Read, row_key
+from penstock.shuffle.reads import Context, Read, RecoveryImpossible, row_key
 from penstock.shuffle.rounds import Agenda, Awaited, Draft, Limits, Round, WaitUntil
-from penstock.shuffle.topology import RecoveryImpossible, Topology
+from penstock.shuffle.topology import Topology
 
 __all__ = [
     "Need",

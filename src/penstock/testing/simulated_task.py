@@ -32,8 +32,7 @@ from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.history import Need, NeedRows
 from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.rounds import Round, WaitUntil
-from penstock.shuffle.state import Options, SessionState
-from penstock.shuffle.topology import RecoveryImpossible
+from penstock.shuffle.state import Options, RecoveryImpossible, SessionState
 from penstock.testing.shuffle_oracle import Doc, Ledger, Violation, Written
 from penstock.testing.simulated_writers import Writers
 from penstock.testing.simulation import START, World, chance, short, some
