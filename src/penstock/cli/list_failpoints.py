@@ -15,6 +15,8 @@ DECLARED_IN = (
     "penstock.journal.publisher",
     "penstock.journal.upkeep",
     "penstock.shuffle.log",
+    "penstock.connectors.sqlite",
+    "penstock.runtime.materialize.leader",
 )
 """Points are declared where they stand, and known once their module is imported."""
 

@@ -21,7 +21,9 @@ from penstock.cli import (
     list_failpoints,
     persistd,
     read,
+    run,
     shuffle,
+    task,
 )
 from penstock.cli.frame import register, stdout
 
@@ -60,6 +62,7 @@ register(app, check.check)
 register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)
+register(app, run.run)
 register(app, journals.journals)
 register(app, fragments.fragments)
 register(app, shuffle.shuffle)
@@ -70,6 +73,10 @@ register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)
 register(app, doctor.doctor)
+
+tasks = typer.Typer(name="task", help="Ask something of a running task.", no_args_is_help=True)
+register(tasks, task.close_now)
+app.add_typer(tasks)
 
 
 def main() -> None:

@@ -1,0 +1,91 @@
+"""Keeps a task going: session after session, until it is done or cannot go on.
+
+What ended a session decides what follows. A replay is followed by an ordinary session. An endpoint,
+a store or a webhook that is out of order for now is tried again, later and later; each transaction
+that gets through starts the counting anew. A leader that was fenced stops for good, since another
+one runs the task. Everything else needs a person, and is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.consensus.store import ConsensusError
+from penstock.errors import PenstockError, Unavailable
+from penstock.runtime.connector import ConnectorError
+from penstock.runtime.materialize.build import Built
+from penstock.runtime.materialize.leader import Control, Ended, World, run_session
+from penstock.runtime.materialize.work import Progress
+from penstock.runtime.requests import obey
+from penstock.runtime.triggers import TriggerFailed
+
+_log = logging.getLogger("penstock.runtime")
+
+_WAIT_S: Final = 0.5
+_WAIT_S_MAX: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How often sessions may fail in a row, without a transaction between them."""
+
+    failures_max: int | None = None
+    """None is for ever."""
+
+
+async def supervise(
+    built: Built,
+    world: World,
+    control: Control,
+    patience: Patience = Patience(),  # noqa: B008
+) -> None:
+    """Run sessions until one stops as asked; raises what no further session would mend."""
+    failures = 0
+    told = control.on_progress
+
+    def progressed(progress: Progress) -> None:
+        nonlocal failures
+        failures = 0
+        told(progress)
+
+    control.on_progress = progressed
+    store = world.planner.journals.store
+    requests = asyncio.create_task(obey(store, built.name, control), name="requests")
+    try:
+        while True:
+            try:
+                if await run_session(built, world, control) is Ended.STOPPED:
+                    return
+                _log.info("%s: replayed the transaction that was under way", built.name)
+                continue
+            except PenstockError as error:
+                failures += 1
+                if not is_transient(error) or failures == patience.failures_max:
+                    raise
+                wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
+                _log.warning("%s: %s; trying again in %.1f s", built.name, _one_line(error), wait_s)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
+    finally:
+        control.on_progress = told
+        requests.cancel()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same thing may work in a while, without anybody doing anything here."""
+    match error:
+        case ConnectorError(transient=transient):
+            return transient
+        case ConsensusError(kind=kind):
+            return not kind.final
+        case Unavailable() | TriggerFailed():
+            return True
+        case _:
+            return False
+
+
+def _one_line(error: PenstockError) -> str:
+    return f"{error.what}{f' ({error.why})' if error.why else ''}"
