@@ -29,7 +29,7 @@ from penstock.shuffle.checkpoint import Stalled
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.proto import shuffle_pb2 as pb
-from penstock.shuffle.topology import RecoveryImpossible
+from penstock.shuffle.reads import RecoveryImpossible
 
 SERVICE: Final = "penstock.shuffle.v1.Shuffle"
 SESSION: Final = f"/{SERVICE}/Session"
