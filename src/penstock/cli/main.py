@@ -20,6 +20,7 @@ from penstock.cli import (
     journals,
     list_failpoints,
     persistd,
+    preview,
     read,
     run,
     shuffle,
@@ -63,6 +64,7 @@ register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)
 register(app, run.run)
+register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)
 register(app, shuffle.shuffle)

@@ -64,6 +64,11 @@ class Built:
     def name(self) -> str:
         return self.task.name
 
+    def session(self, *, transactions_max: int = 0, drain: bool = False) -> Built:
+        """The same for a session of so many transactions; `drain` finishes the last one wholly."""
+        limited = replace(self.runtime, transactions_max=transactions_max, drain=drain)
+        return replace(self, runtime=limited)
+
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(target.binding for target in self.targets)
@@ -80,13 +85,13 @@ def build(
     connect: Callable[[specs.Endpoint, str], Materialization],
     *,
     shards: int | None = None,
-    transactions_max: int = 0,
-    drain: bool = False,
+    name: str | None = None,
 ) -> Built:
     """Negotiate the fields of every active binding, and choose how each is kept.
 
     `connect` makes the connector of an endpoint; the second argument says whose it is, for errors.
-    Asks the endpoint what is there. Blocks.
+    Asks the endpoint what is there. Blocks. `name` is what the task is called, there and in its
+    log, if that is not what the catalog calls it.
     """
     connector = connect(spec.endpoint, spec.name)
     bindings = materialization_bindings(catalog, spec, path=connector.path)
@@ -101,12 +106,12 @@ def build(
     triggers = Triggers(spec.name, spec.triggers.hooks if spec.triggers else ())
     return Built(
         task=Task(
-            name=spec.name,
+            name=name or spec.name,
             config=spec.endpoint.config,
             targets=tuple(target.target for target in targets),
         ),
         runtime=runtime.Task(
-            name=spec.name,
+            name=name or spec.name,
             build=specs.fingerprint(spec)[:16],
             image=spec.endpoint.image or "",
             bindings=_runtime_bindings(spec, bindings),
@@ -119,8 +124,6 @@ def build(
             pattern=connector.pattern,
             flush_barrier=connector.flush_barrier,
             has_triggers=bool(triggers),
-            transactions_max=transactions_max,
-            drain=drain,
         ),
         targets=targets,
         connector=connector,

@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock import failpoints
 from penstock.consensus.statelog import StateLog
+from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
+from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
@@ -71,6 +73,7 @@ from penstock.runtime.materialize.state import Done, Idle, Leader
 from penstock.runtime.materialize.work import Jobs, Progress, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
 from penstock.runtime.recovery import (
+    NO_INTENTS,
     EndpointCheckpoint,
     Entries,
     Layout,
@@ -80,6 +83,7 @@ from penstock.runtime.recovery import (
     RecoveryMachine,
     reconcile,
 )
+from penstock.servicekit.logs import fields
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.session import Session
 from penstock.shuffle.state import Options as ShuffleOptions
@@ -132,6 +136,9 @@ class World:
     """Starts it if it must; called in a thread, and only if there is something to read."""
     now: Callable[[], Clock]
     entropy: Callable[[int], bytes]
+    scratch: Consensus | None = None
+    """Where recovery logs are, if not beside the journals: of a preview, which publishes nothing
+    either, and leaves nothing behind in the journals' store."""
     shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
 
 
@@ -173,9 +180,8 @@ def recovery_key(task: str) -> str:
 
 async def run_session(built: Built, world: World, control: Control) -> Ended:
     """One session, from taking over to its end; raises what ended it otherwise."""
-    log: Log = await StateLog.lead(
-        world.planner.journals.store, recovery_key(built.name), RecoveryMachine()
-    )
+    store = world.scratch or world.planner.journals.store
+    log: Log = await StateLog.lead(store, recovery_key(built.name), RecoveryMachine())
     failpoints.hit(_LEADS)
     layout_ = Layout({each.binding.index: each.binding.state_key for each in built.targets})
     recovered = layout_.decode(log.state)
@@ -187,8 +193,8 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     try:
         failpoints.hit(_OPENED)
         recovered = await _reconciled(endpoint, log, layout_, recorder)
-        async with _publisher(built, world) as publisher:
-            session = _Session(built, world, control, recorder, endpoint, publisher, _epoch(log))
+        async with _publishing(built, world) as publishing:
+            session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
     finally:
         await asyncio.to_thread(endpoint.close)
@@ -263,9 +269,39 @@ async def _reconciled(
     return recovered
 
 
+class _Silent:
+    """Publishes nothing: statistics of a preview go to its log."""
+
+    async def publish_stats(self, document: dict[str, Json]) -> Intents:
+        _log.info("stats", extra=fields(**document))
+        return NO_INTENTS
+
+    async def write_intents(self, intents: Intents) -> None:
+        if intents:
+            raise Bug("a preview has nothing to acknowledge")
+
+
+@dataclass(slots=True)
+class _Statistics:
+    """Publishes the statistics of transactions, as part of them."""
+
+    publisher: Publisher
+
+    async def publish_stats(self, document: dict[str, Json]) -> Intents:
+        root = layout(ops.STATS.write_schema.text)
+        await self.publisher.publish(0, to_arrow([document], root))
+        return await self.publisher.commit()
+
+    async def write_intents(self, intents: Intents) -> None:
+        await self.publisher.write_intents(intents)
+
+
 @contextlib.asynccontextmanager
-async def _publisher(built: Built, world: World) -> AsyncIterator[Publisher]:
-    """What publishes the task's statistics; its producer lives as long as the session."""
+async def _publishing(built: Built, world: World) -> AsyncIterator[_Silent | _Statistics]:
+    """What publishes for the task; its producer lives as long as the session."""
+    if world.scratch is not None:
+        yield _Silent()
+        return
     journal = ops.journal_of(ops.STATS, kind="materialization", task=built.name)
     journals = world.planner.journals
     await journals.create(journal)
@@ -278,7 +314,7 @@ async def _publisher(built: Built, world: World) -> AsyncIterator[Publisher]:
         now=world.now,
     )
     try:
-        yield publisher
+        yield _Statistics(publisher)
     finally:
         await publisher.abort()
 
@@ -296,7 +332,7 @@ class _Session:
         control: Control,
         recorder: _Recorder,
         endpoint: EndpointSession,
-        publisher: Publisher,
+        publishing: _Silent | _Statistics,
         epoch: int,
     ) -> None:
         self._built = built
@@ -304,12 +340,13 @@ class _Session:
         self._control = control
         self._recorder = recorder
         self._endpoint = endpoint
-        self._publisher = publisher
+        self._publishing = publishing
         self._shards = built.runtime.shards
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._held: Checkpoint | None = None
         self._jobs = Jobs(built, world.planner, world.spark, epoch=epoch)
         self._work: Transaction | None = None
+        self._transactions = 0
         self._caught_up = False
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -407,7 +444,7 @@ class _Session:
                 case Load():
                     self._load(action)
                 case Rotate():
-                    self._rotate(action)
+                    pass  # told with the commit itself, which is also the last thing of a stop
                 case _:
                     self._tasks.create_task(self._do(action))
         return False
@@ -421,8 +458,11 @@ class _Session:
 
     async def _done(self, action: Action) -> Sequence[Event]:
         match action:
-            case PersistRecord():
-                return [await self._recorder.write(action)]
+            case PersistRecord(kind=kind):
+                persisted = await self._recorder.write(action)
+                if kind is Kind.COMMIT:
+                    self._committed()
+                return [persisted]
             case Gather():
                 return [Gathered()]
             case Flush():
@@ -430,14 +470,14 @@ class _Session:
             case Store():
                 return [Stored(shard=shard) for shard in range(self._shards)]
             case WriteStats(document=document):
-                return [await self._write_stats(document)]
+                return [StatsWritten(await self._publishing.publish_stats(document))]
             case StartCommit():
                 return await self._start_commit(action)
             case Acknowledge(patches=patches):
                 said = await self._blocking(self._endpoint.acknowledge, patches)
                 return self._answers(Acknowledged, said)
             case WriteIntents(intents=intents):
-                await self._publisher.write_intents(intents)
+                await self._publishing.write_intents(intents)
                 return [IntentsWritten()]
             case CallTrigger(params=params):
                 await self._built.triggers.call(json.loads(params))
@@ -496,11 +536,6 @@ class _Session:
             for shard in range(self._shards)
         ]
 
-    async def _write_stats(self, document: dict[str, Json]) -> StatsWritten:
-        root = layout(ops.STATS.write_schema.text)
-        await self._publisher.publish(0, to_arrow([document], root))
-        return StatsWritten(await self._publisher.commit())
-
     async def _start_commit(self, action: StartCommit) -> Sequence[Event]:
         said = await self._blocking(
             self._endpoint.start_commit,
@@ -512,12 +547,13 @@ class _Session:
         self._current().patches = (*action.patches, *said)
         return self._answers(StartedCommit, said)
 
-    def _rotate(self, action: Rotate) -> None:
+    def _committed(self) -> None:
         work, self._work = self._current(), None
         for checkpoint in work.checkpoints:
             self._shuffle.consumed(checkpoint)
+        self._transactions += 1
         self._control.on_state(work.patches)
-        self._control.on_progress(work.progress(transactions=action.transactions))
+        self._control.on_progress(work.progress(transactions=self._transactions))
 
     def _current(self) -> Transaction:
         if self._work is None:

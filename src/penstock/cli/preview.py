@@ -1,0 +1,213 @@
+"""`penstock preview`: one task against a scratch state, to see what it would do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli.durations import seconds_of
+from penstock.cli.frame import stderr
+from penstock.cli.run import make_world
+from penstock.cli.stores import opened
+from penstock.errors import UsageError, UserError
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.model.json_order import Json
+    from penstock.model.spec import Catalog, MaterializationSpec
+    from penstock.runtime.materialize.build import Built
+    from penstock.runtime.materialize.leader import Control, World
+
+_log = logging.getLogger("penstock.preview")
+
+GRACE_S: Final = 5.0
+"""How long a session may take to stop before it is ended."""
+
+
+def preview(
+    settings: Settings,
+    source: Annotated[
+        Path, typer.Option("--source", help="The catalog that has the task.", show_default=False)
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The task; the only one there is by default."),
+    ] = None,
+    sessions: Annotated[
+        str,
+        typer.Option(
+            "--sessions",
+            help="Transactions of each session, one after the other: 2,2,2. -1 is without end.",
+        ),
+    ] = "-1",
+    shards: Annotated[int, typer.Option("--shards", min=1, help="Shards of the task.")] = 1,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="End after so long: 90s, 5m.", metavar="TIME")
+    ] = None,
+    output_state: Annotated[
+        bool,
+        typer.Option("--output-state", help="Print the connector's state patches of each commit."),
+    ] = False,
+    output_apply: Annotated[
+        bool, typer.Option("--output-apply", help="Print what was applied, once per session.")
+    ] = False,
+) -> None:
+    """Run a task with its real connector, against a state that is forgotten afterwards.
+
+    It reads the collections of the data directory from their beginning and writes to the task's
+    endpoint, under a name of its own there. Nothing is published. Several sessions share one state,
+    and every session but the last one stops with work left over, as a crash would.
+
+    What it prints on stdout is one line ["kind", …] each; all else goes to stderr. Ctrl-C and the
+    timeout end it normally.
+
+    Example: penstock preview --source catalog.yaml --name acme/views --sessions 2,2,2 --shards 3
+    """
+    counts = _counts(sessions)
+    limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
+    run = _Preview(settings, counts, shards, output_state=output_state, output_apply=output_apply)
+    asyncio.run(run.run(source, name, limit_s))
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or 0 in counts:
+        raise UsageError(
+            f"{text!r} are not sessions",
+            where="--sessions",
+            fix="write how many transactions each has: 2,2,2, or -1 for one without end",
+        )
+    return counts
+
+
+class _Preview:
+    """A preview that runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        counts: Sequence[int],
+        shards: int,
+        *,
+        output_state: bool,
+        output_apply: bool,
+    ) -> None:
+        self._settings = settings
+        self._counts = counts
+        self._shards = shards
+        self._output_state = output_state
+        self._output_apply = output_apply
+        self._control: Control | None = None
+        self._stopping = asyncio.Event()
+        self._image = ""
+        self._transactions = 0
+
+    async def run(self, source: Path, name: str | None, limit_s: float | None) -> None:
+        from penstock.catalog.build import load_catalog
+        from penstock.consensus.open import open_consensus
+
+        catalog = load_catalog([source], environ=None)
+        spec = _task(catalog, name)
+        self._image = spec.endpoint.image or spec.endpoint.kind
+        with tempfile.TemporaryDirectory(prefix="penstock-preview-") as directory:
+            async with opened(self._settings) as store, contextlib.AsyncExitStack() as stack:
+                scratch = await open_consensus(f"sqlite:///{directory}/state.db")
+                stack.push_async_callback(scratch.close)
+                world = dataclasses.replace(make_world(self._settings, store), scratch=scratch)
+                built = await asyncio.to_thread(_build, catalog, spec, self._shards)
+                await self._supervised(built, world, limit_s)
+
+    async def _supervised(self, built: Built, world: World, limit_s: float | None) -> None:
+        """Sessions, until they are done or somebody has had enough."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stopping.set)
+        running = asyncio.create_task(self._sessions(built, world))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait(
+                [running, stopping], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not running.done():
+                self._stopping.set()
+                if self._control is not None:
+                    self._control.stop()
+                await asyncio.wait([running], timeout=GRACE_S)
+            if not running.done():
+                running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        finally:
+            stopping.cancel()
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _sessions(self, built: Built, world: World) -> None:
+        from penstock.runtime.materialize.leader import Control, Ended, run_session
+
+        for number, count in enumerate(self._counts):
+            if self._stopping.is_set():
+                return
+            if number:
+                _log.warning("session %d meets an endpoint that was applied before", number + 1)
+            last = number == len(self._counts) - 1
+            session = built.session(transactions_max=max(count, 0), drain=last)
+            done = 0
+            while True:
+                self._control = Control(on_applied=self._applied, on_state=self._committed)
+                before = self._transactions
+                ended = await run_session(session, world, self._control)
+                done += self._transactions - before
+                if ended is Ended.STOPPED or self._stopping.is_set():
+                    break
+                # A replay is a session of its own, and counts as one of the transactions.
+                if 0 < count <= done:
+                    break
+                session = built.session(transactions_max=max(count - done, 0), drain=last)
+
+    def _applied(self, description: str) -> None:
+        if self._output_apply:
+            _print("applied", {"image": self._image, "action": description})
+
+    def _committed(self, patches: Sequence[Json]) -> None:
+        self._transactions += 1
+        if self._output_state:
+            _print("connectorState", list(patches))
+
+
+def _print(kind: str, value: Json) -> None:
+    sys.stdout.write(json.dumps([kind, value], ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
+    found = [spec for spec in catalog.materializations if name in (None, spec.name)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(spec.name for spec in catalog.materializations)
+    if name is None and found:
+        raise UsageError("the catalog has several tasks", fix=f"choose one with --name: {known}")
+    raise UserError(
+        f"there is no materialization {name}" if name else "the catalog has no materialization",
+        fix=f"one of {known}" if known else "only materializations can be previewed",
+    )
+
+
+def _build(catalog: Catalog, spec: MaterializationSpec, shards: int) -> Built:
+    from penstock.connectors.builtin import materialization
+    from penstock.runtime.materialize.build import build
+
+    stderr.print(f"previewing {spec.name}; its endpoint is written to", markup=False)
+    return build(catalog, spec, materialization, shards=shards, name=f"{spec.name}/preview")
