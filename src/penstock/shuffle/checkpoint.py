@@ -109,6 +109,19 @@ class CheckpointPipeline:
         A recovery does not: it must end up with exactly the commits that it was given.
         """
         self._completed = self._completed.raise_floors(delta.gap_floors)
+        self._prune()
+
+    def discharge(self, removed: Frontier) -> None:
+        """Account for commits that are known to be removed before they could be read.
+
+        They leave no trace in checkpoints: a recovery would look for them.
+        """
+        ledger = self._completed.ledger.reduce(removed)
+        self._completed = replace(self._completed, ledger=ledger)
+        self._prune()
+        self._advance()
+
+    def _prune(self) -> None:
         pruned = self._pruned(self.unresolved)
         if pruned.unresolved_hints < self.unresolved.unresolved_hints:
             self._come_closer(pruned)
@@ -224,6 +237,12 @@ class Checkpoints:
                 where=_name(self._lanes[lane]),
             )
         self._pipelines[lane].on_progressed(delta)
+
+    def discharge(self, removed: Frontier) -> None:
+        """Wait no longer for the last commits of `removed`: nobody will ever read them."""
+        for bindings, pipeline in zip(self._bindings, self._pipelines, strict=True):
+            if part := removed.retain_bindings(bindings.__contains__):
+                pipeline.discharge(part)
 
     def would_answer(self) -> bool:
         """Whether a request, if there is one or were one, is answered now."""

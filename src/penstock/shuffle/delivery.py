@@ -35,6 +35,8 @@ class Delivery:
     """Their share of what is stored."""
     lsn: int = 0
     """The round that read it."""
+    again: bool = False
+    """Its producer went back behind a commit, so that clocks that were passed may come again."""
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -114,4 +116,6 @@ class Outbox:
 
 def _is_cut(delivery: Delivery, last_commit: Clock) -> bool:
     first = delivery.rows[0]
-    return last_commit > first.clock_gt and last_commit >= first.run.clock_min
+    return (
+        not delivery.again and last_commit > first.clock_gt and last_commit >= first.run.clock_min
+    )

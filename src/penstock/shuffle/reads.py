@@ -440,6 +440,7 @@ class Fold:
                 rows=rows,
                 bytes=size,
                 lsn=self._lsn,
+                again=rows[0].clock_gt < self._denied(producer),
             )
         )
 

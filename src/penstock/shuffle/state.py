@@ -233,6 +233,7 @@ class SessionState:
     def _unplan(self, reads: Iterable[Read]) -> None:
         for read in reads:
             read.unplan()
+            self._topology.skip_removed(read)
             self._agendas[read.binding.cohort].queue(read)
 
     # ------------------------------------------------------------------------------- committing
@@ -281,26 +282,22 @@ class SessionState:
 
     def _discharge(self) -> None:
         """Do not wait for commits that were removed: what they committed is gone with them."""
-        if not self._topology.lossy or self.recovery:
-            return
-        while self._checkpoints.unresolved():
-            lost = [
-                replace(journal, producers=entries)
-                for journal in self._checkpoints.unresolved()
-                if (entries := self._lost(journal))
-            ]
-            if not lost:
-                return
-            for journal in lost:
-                delta = Frontier.of([journal])
-                self._checkpoints.on_progressed(self._lane_of[journal.binding].index, delta)
+        if self._topology.lossy and not self.recovery:
+            while removed := self._removed():
+                self._checkpoints.discharge(removed)
 
-    def _lost(self, journal: JournalFrontier) -> tuple[ProducerFrontier, ...]:
-        key = (journal.journal, journal.binding)
-        return tuple(
-            ProducerFrontier(producer=entry.producer, last_commit=entry.hinted_commit)
-            for entry in journal.producers
-            if self._topology.has_lost(key, entry.producer)
+    def _removed(self) -> Frontier:
+        """What pending checkpoints wait for in vain."""
+        return Frontier.gather(
+            replace(
+                journal,
+                producers=tuple(
+                    ProducerFrontier(producer=entry.producer, last_commit=entry.hinted_commit)
+                    for entry in journal.producers
+                    if self._topology.has_lost((journal.journal, journal.binding), entry.producer)
+                ),
+            )
+            for journal in self._checkpoints.unresolved()
         )
 
     # -------------------------------------------------------------------------------- answering

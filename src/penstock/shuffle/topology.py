@@ -181,16 +181,20 @@ class Topology:
             self.notices.append(f"journal {history.name} is {state.status.value} now")
         if state.begin > before.begin:
             for read in reads:
-                position = read.planned
-                if read.skip_removed():
-                    self.lossy = True
-                    self.notices.append(
-                        f"journal {history.name}: offsets {position} to {state.begin} were removed "
-                        f"while binding {read.binding.index} was reading; it goes on behind them"
-                    )
+                self.skip_removed(read)
         if history.has_pages:
             self.forget_pages(history)
         return reads
+
+    def skip_removed(self, read: Read) -> None:
+        """Let a read go on behind what was removed before it came there."""
+        position = read.planned
+        if read.skip_removed():
+            self.lossy = True
+            self.notices.append(
+                f"journal {read.history.name}: offsets {position} to {read.planned} were removed "
+                f"while binding {read.binding.index} was reading; it goes on behind them"
+            )
 
     def _drop(self, history: History) -> None:
         """A journal is gone, or was. Its reads keep what they know, which is still reported."""
