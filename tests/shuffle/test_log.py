@@ -17,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pytest
 
+from journal.publishing import world
 from penstock import failpoints
 from penstock.errors import Bug, Unavailable
-from penstock.shuffle.log import ATTEMPTS_MAX, POOL, Log, LogClosed
+from penstock.model.routing import split_shards
+from penstock.shuffle.log import ATTEMPTS_MAX, POOL, Log, LogClosed, SliceLog
 from penstock.shuffle.segment_files import _write_file
 from penstock.shuffle.segments import Fenced, session_name
+from penstock.shuffle.slice import Slice
+from penstock.shuffle.state import Options
+from shuffle.following import BOTH, SPLIT, planner, session, write
 from shuffle.staging import (
     ONE,
     THREE,
@@ -180,6 +185,38 @@ async def test_files_and_the_exchange_itself_give_the_same_rows_in_the_same_orde
         async with log.scan(deliveries(every)) as staged:
             assert staged.schema == direct.schema
             assert partitions(staged, 2) == partitions(direct, 2)
+
+
+async def test_a_session_that_reads_ahead_hands_out_what_its_journals_have(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One revision a round, and an ACK a revision: every transaction is scanned of many rounds."""
+    routing = split_shards(2)
+    async with world(tmp_path) as here:
+        for first in (0, 20, 40):
+            await write(here, *range(first, first + 20), options=SPLIT)
+        direct = Slice(spark, planner(here), BOTH, routing)
+        log = await Log.open(spark, tmp_path / "log", epoch=1, shards=2)
+        ahead = Options(read_ahead=True, round_max_fragments=1)
+        staging = SliceLog(log, direct)
+        seen: list[tuple[int, int]] = []
+        async with session(here, log=staging, options=ahead) as following:
+            while len(seen) < 2 * 60:
+                taken = await following.next_checkpoint()
+                wanted = await direct.shuffled(taken.deliveries, following.states)
+                async with log.scan(taken.deliveries) as staged:
+                    found = partitions(staged, 2)
+                    assert sorted(staged.columns) == sorted(wanted.columns)
+                    assert found == partitions(wanted.select(*staged.columns), 2)
+                seen += [
+                    (row["_binding"], row["d0" if row["_binding"] == 0 else "d1"]["id"])
+                    for rows in found
+                    for row in rows
+                ]
+                following.consumed(taken)
+            assert log.flushed_lsn > (3, 3)
+        assert sorted(seen) == [(index, i) for index in (0, 1) for i in range(60)]
+        assert names_in(tmp_path / "log") == []
 
 
 async def test_a_round_may_turn_out_to_have_no_rows(spark: SparkSession, tmp_path: Path) -> None:

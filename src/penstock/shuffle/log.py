@@ -213,29 +213,32 @@ class Log:
         """The rows of deliveries, for the length of the block; partition and shard are the same.
 
         Each shard has its rows in processing order: by priority, highest first, then by adjusted
-        clock, producer and binding. What another scan has taken before is not among them. Jobs over
-        them end before the block does: closing waits for it.
+        clock, producer and binding; the columns are those of `Slice.shuffled`. What another scan
+        has taken before is not among them. Jobs over them end before the block does: closing waits
+        for it.
         """
         self._check_open()
+        deliveries = tuple(deliveries)
         reads = self._segments.take(deliveries)
+        schema = _of_bindings(self._schema, {delivery.binding for delivery in deliveries})
         failpoints.hit(_TAKEN)
         self._scans += 1
         self._scanned.clear()
         try:
-            yield await asyncio.to_thread(self._frame, reads)
+            yield await asyncio.to_thread(self._frame, reads, schema)
         finally:
             self._scans -= 1
             if not self._scans:
                 self._scanned.set()
 
-    def _frame(self, reads: Sequence[SegmentRead]) -> DataFrame:
+    def _frame(self, reads: Sequence[SegmentRead], schema: t.StructType) -> DataFrame:
         by_shard: dict[int, list[Read]] = {}
         for each in reads:
             wanted = None if each.wanted is None else Wanted.of(each.wanted)
             read = Read(path=str(self.directory / each.path), wanted=wanted)
             by_shard.setdefault(each.shard, []).append(read)
         shards = self._spark.range(0, self._shards, 1, numPartitions=self._shards)
-        frame = shards.mapInArrow(segment_reader(by_shard, self._schema), self._schema)
+        frame = shards.mapInArrow(segment_reader(by_shard, schema), schema)
         if any(len(some) > 1 for some in by_shard.values()):
             return frame.sortWithinPartitions(f.desc(PRIORITY), *ORDER[1:])
         return frame
@@ -398,6 +401,14 @@ def _united(known: t.StructType, staged: t.StructType) -> t.StructType:
         raise Bug(f"a round lacks the column {missing[0]}")
     documents = sorted(fields.keys() - set(_STAMP.names), key=lambda name: int(name[1:]))
     return t.StructType([*_STAMP.fields, *(_nullable(fields[name]) for name in documents)])
+
+
+def _of_bindings(schema: t.StructType, bindings: set[int]) -> t.StructType:
+    """The columns of rows of these bindings."""
+    documents = {f"d{binding}" for binding in bindings}
+    return t.StructType(
+        [each for each in schema if each.name in _STAMP.names or each.name in documents]
+    )
 
 
 def _nullable(field: t.StructField) -> t.StructField:
