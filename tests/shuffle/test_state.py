@@ -12,6 +12,7 @@ from penstock.errors import Bug
 from penstock.model.clock import Clock
 from penstock.model.completed import gap_floor
 from penstock.model.durable import prepare_resume
+from penstock.model.frontier import EMPTY
 from penstock.shuffle.checkpoint import DISK_DEADLOCK_TICKS, HINT_TIMEOUT_TICKS, Stalled
 from penstock.shuffle.history import NeedPages, NeedRows
 from penstock.shuffle.pressure import DiskDeadlock
@@ -341,6 +342,26 @@ def test_38_a_span_that_is_still_there_is_awaited_whatever_was_removed() -> None
     assert taken(coordinator) == [Seen(0, B, P1, Clock(11))]
 
 
+def test_38_what_was_not_awaited_is_not_replayed_by_a_recovery() -> None:
+    script = Script(A, B)
+    script.write({A: "C10", B: "C11"})
+    script.write({A: f"A20>{B}"})
+    crashed = Coordinator(script, bindings("a"))
+    crashed.learn()
+    assert crashed.next() is not None
+    script.write({B: f"A20>{A}"})
+    script.write({B: "p2:O30"})
+    script.retain(B, 2)
+    crashed.learn()
+    crashed.drain()
+    assert entries_of(crashed.frontier)[B, 0][P1] == (1, 0, -2)
+    recovery = Coordinator(script, bindings("a"), resume=prepare_resume(EMPTY, crashed.frontier))
+    assert recovery.state.recovery
+    recovery.learn()
+    recovery.drain()
+    assert sorted(recovery.seen) == sorted(crashed.seen)
+
+
 def test_45_gap_floor_at_the_start_discharges_hints() -> None:
     script = Script(A, B)
     script.write({A: "C10", B: "C11 p2:C12"})
@@ -433,6 +454,29 @@ def test_17_deep_rollback_within_a_round_delivers_what_was_committed_before_it()
     assert entries_of(coordinator.frontier) == {(A, 0): {P1: (30, 0, -5)}}
     [notice] = coordinator.state.take_notices()
     assert "lost its write-ahead log" in notice
+
+
+def test_17_deep_rollback_while_a_checkpoint_waits_does_not_cut_it() -> None:
+    """What is written again has clocks below a commit that peeks have shown before."""
+    script = Script(A, B, C)
+    script.write({A: "O10 | C20 A30", B: "p2:C9", C: "p2:C8"})
+    script.write({A: f"p2:A15>{B}>{C}"})
+    coordinator = Coordinator(script, bindings("a", "c"))
+    coordinator.learn()
+    assert coordinator.next() is not None
+    script.write({A: "C40 A10 C25 C45 A50"})
+    coordinator.learn()
+    assert coordinator.next() is None
+    script.write({B: f"p2:A15>{A}>{C}"})
+    coordinator.learn()
+    peek = coordinator.next()
+    assert peek is not None
+    assert peek.is_peek
+    assert coordinator.clocks(A) == [10, 20]
+    script.write({C: f"p2:A15>{A}>{B}"})
+    coordinator.learn()
+    coordinator.drain()
+    assert coordinator.clocks(A) == [10, 20, 25, 45]
 
 
 # ------------------------------------------------------------------------------------------- lanes
@@ -818,6 +862,25 @@ def test_truncated_below_the_position_is_told_and_passed_over() -> None:
     assert "1 to 2 were removed" in notice
 
 
+def test_what_is_removed_under_a_round_that_is_abandoned_is_passed_over() -> None:
+    script = Script(A)
+    script.write({A: "C10"})
+    coordinator = Coordinator(script, bindings("a"))
+    coordinator.learn()
+    assert coordinator.next() is None
+    script.write({A: "A20 | O30"})
+    coordinator.learn()
+    planned = coordinator.plan()
+    assert isinstance(planned, Round)
+    script.write({A: "O40"})
+    script.retain(A, 3)
+    coordinator.learn()
+    coordinator.state.abandon(planned)
+    assert taken(coordinator) == [Seen(0, A, P1, Clock(40))]
+    [notice] = coordinator.state.take_notices()
+    assert "1 to 3 were removed" in notice
+
+
 def test_a_binding_reads_the_partitions_that_it_selects() -> None:
     eu, us = "r/region=eu/pivot=00", "r/region=us/pivot=00"
     script = Script(eu, us)
@@ -1020,6 +1083,13 @@ def test_settled_through_tells_what_was_handed_out() -> None:
     coordinator.learn()
     coordinator.drain()
     assert coordinator.state.settled_through == script.revision
+
+
+def test_a_session_without_bindings_waits() -> None:
+    coordinator = Coordinator(Script(), ())
+    coordinator.learn()
+    assert coordinator.next() is None
+    assert coordinator.state.tick() == []
 
 
 def test_a_session_of_nothing_waits() -> None:
