@@ -245,6 +245,22 @@ FROZEN = After(
         ),
         pytest.param(
             [
+                After(delta="C: P2{90,0,-9}", ready="C: P2{90,0,-9}"),
+                After(
+                    delta="A: P1{100,0,-5}; B: P1{0,100,0}",
+                    unresolved="A: P1{100,0,-5}; B: P1{0,100,0}",
+                    ready="C: P2{90,0,-9}",
+                ),
+                After(
+                    delta="A: P2{1,0,+5}; C: P2{0,90,0}",
+                    unresolved="A: P1{100,0,-5}, P2{1,0,+5}; B: P1{0,100,0}",
+                    ready="C: P2{90,0,-9}",
+                ),
+            ],
+            id="a stale hint is not waited for by the checkpoint that is pending",
+        ),
+        pytest.param(
+            [
                 After(delta="A: P9{100h,0,-5}", ready="A: P9{100h,0,-5}"),
                 After(
                     delta="B: P1{53h,0,-1}; C: P1{0,53h,0}",
@@ -490,9 +506,13 @@ def test_logs_are_read_forward() -> None:
 
 
 def test_hints_that_were_all_stale_leave_nothing_to_answer() -> None:
-    checkpoints = Checkpoints(ONE_LANE, frontier("A: P1{100,0,-5}"))
+    checkpoints = Checkpoints(TWO_LANES, frontier("A: P1{100,0,-5}"))
     checkpoints.on_progressed(0, frontier("A: P1{0,100,0}"))
     assert ask(checkpoints) is None
+    checkpoints.on_progressed(1, frontier("L/1: P1{10,0,-2}; M/1: P1{0,10,0}"))
+    assert ask(checkpoints) is not None
+    checkpoints.on_progressed(0, frontier("A: P1{0,90,0}"))
+    assert ask(checkpoints) is None, "nor anything to show to who waits for another lane"
 
 
 # Lanes
