@@ -20,7 +20,14 @@ from penstock.journal.committed import Committed
 from penstock.journal.planning import Scanned
 from penstock.journal.publisher import Mapped
 from penstock.journal.rows import stamped
-from penstock.journal.scan import NativeScan, ScanPlan, plan_scan, read_collection
+from penstock.journal.scan import (
+    SMALL_BYTES,
+    SMALL_MAX,
+    NativeScan,
+    ScanPlan,
+    plan_scan,
+    read_collection,
+)
 from penstock.journal.schemas import layout
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import piece_rows
@@ -157,6 +164,19 @@ def test_a_row_hidden_in_one_object_and_shown_in_another_takes_the_first_off_the
     native, rest = told(plan_scan([here, there]))
     assert native == NativeScan(partly=("a",), shown={P1: [(10, 10)]})
     assert rest == 1
+
+
+def test_many_small_objects_are_read_by_arrow_and_large_ones_never() -> None:
+    small = [
+        scanned(fragment(f"s{n}", ONE, 10 * n, 10 * n + 1), ack(ONE, 10 * n + 2), name=f"j{n}")
+        for n in range(1, SMALL_MAX + 2)
+    ]
+    few, many = plan_scan(small[1:]), plan_scan(small)
+    assert len(few.native["s"].whole) == SMALL_MAX
+    assert told(many) == (NativeScan(), 2 * (SMALL_MAX + 1))
+    large = replace(fragment("l", ONE, 5, 6), bytes=SMALL_BYTES)
+    plan = plan_scan([*small, scanned(large, ack(ONE, 7), name="l")])
+    assert told(plan) == (NativeScan(whole=("l",)), 2 * (SMALL_MAX + 1))
 
 
 def test_a_store_that_spark_does_not_know_is_read_by_arrow() -> None:
@@ -345,11 +365,11 @@ def test_a_collection_without_documents_is_an_empty_frame(
 def test_planning_starts_no_job_and_a_scan_is_one_of_all_objects(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Also of many more objects than Spark would list without a job, by default."""
+    """Also of more objects than Spark would list without a job, by default."""
 
     async def story() -> None:
         async with world(tmp_path) as here:
-            for n in range(0, 240, 6):
+            for n in range(0, 150, 6):
                 await publish(here, range(n, n + 6))
             tracker = spark.sparkContext.statusTracker()
             before = set(tracker.getJobIdsForGroup())
@@ -357,7 +377,7 @@ def test_planning_starts_no_job_and_a_scan_is_one_of_all_objects(
             assert set(tracker.getJobIdsForGroup()) == before
             plan = frame._jdf.queryExecution().executedPlan().toString()
             assert plan.count("FileScan parquet") == 1
-            assert frame.count() == 240
+            assert frame.count() == 150
 
     asyncio.run(story())
 

@@ -6,7 +6,8 @@ Spark's own Parquet reader can read it, which is several times faster than any o
     whole     every row is visible: nothing to compare. Nearly all objects of a healthy collection
     partly    some rows are not committed or came twice, and (producer, clock) tells which: a filter
     the rest  inline rows; runs that repeat themselves; objects of which the journal has forgotten
-              the first rows: Arrow batches, read in tasks by the code that `penstock read` uses
+              the first rows; many small objects: Arrow batches, read by the code that
+              `penstock read` uses, in tasks or, if they are inline and few, where the plan is made
 
 Whole and partly visible objects are one read for each schema they were written under, however many
 they are. Planning starts no Spark job: schemas are given, footers are left to the tasks.
@@ -15,12 +16,13 @@ they are. Planning starts no Spark job: schemas are given, footers are left to t
 from __future__ import annotations
 
 import asyncio
+import pickle
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow
@@ -56,8 +58,15 @@ if TYPE_CHECKING:
 
     from penstock.model.spec import CollectionSpec
 
+_pa: Any = pyarrow  # the published stubs lack some constructors
+
 INTERVALS_MAX: Final = 200
 """Intervals in one filter; an expression with many more costs more than it saves."""
+
+SMALL_BYTES: Final = 128 << 10
+SMALL_MAX: Final = 64
+"""Small objects that are left to Spark's reader; opening one takes it several times longer than
+Arrow, which for a few of them is less than to start Python."""
 
 LOCAL_BYTES_MAX: Final = 1 << 20
 LOCAL_PIECES_MAX: Final = 1024
@@ -94,6 +103,15 @@ class _Object:
     path: str
     fragments: list[Fragment] = field(default_factory=list)
     visible: list[VisibleRows] = field(default_factory=list)
+
+    @property
+    def schema(self) -> str:
+        return self.fragments[0].schema
+
+    @property
+    def small(self) -> bool:
+        """Whether opening it takes Spark longer than reading it."""
+        return sum(fragment.bytes for fragment in self.fragments) < SMALL_BYTES
 
     @property
     def known(self) -> bool:
@@ -139,8 +157,7 @@ def _add(to: Intervals, run: Run, low: int, high: int) -> None:
 
 def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
     """Sort the visible rows of journals by how they are best read."""
-    whole: dict[str, list[str]] = {}
-    partly: dict[str, list[_Object]] = {}
+    readable: list[_Object] = []
     rest: list[VisibleRows] = []
     for journal in scanned:
         objects, others = _objects(journal)
@@ -149,11 +166,17 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
             if not native or not each.known or any(rows.running_max for rows in each.visible):
                 rest += each.visible
             elif each.visible:
-                schema = each.fragments[0].schema
-                if each.whole:
-                    whole.setdefault(schema, []).append(each.path)
-                else:
-                    partly.setdefault(schema, []).append(each)
+                readable.append(each)
+    if sum(each.small for each in readable) > SMALL_MAX:
+        rest += [rows for each in readable if each.small for rows in each.visible]
+        readable = [each for each in readable if not each.small]
+    whole: dict[str, list[str]] = {}
+    partly: dict[str, list[_Object]] = {}
+    for each in readable:
+        if each.whole:
+            whole.setdefault(each.schema, []).append(each.path)
+        else:
+            partly.setdefault(each.schema, []).append(each)
     found: dict[str, NativeScan] = {}
     for schema in sorted(whole.keys() | partly.keys()):
         kept, shown = _filterable(partly.get(schema, []))
@@ -280,7 +303,10 @@ def scan_frame(
     if local or not frames:
         split = Split(pieces=tuple(local), layouts=layouts)
         frames.append(_local_frame(spark, blobs, split, wanted, documents))
-    return reduce(DataFrame.union, (frame.select(*map(_column, names)) for frame in frames))
+    chosen = [
+        frame if frame.columns == names else frame.select(*map(_column, names)) for frame in frames
+    ]
+    return reduce(DataFrame.union, chosen)
 
 
 def _names(wanted: Column, columns: Sequence[str] | None, *, meta: bool) -> list[str]:
@@ -367,8 +393,9 @@ def _local_frame(
 ) -> DataFrame:
     """Rows that go to Spark with the query: no task reads them, and no Python starts for them."""
     schema = _row_schema(wanted, documents)
-    rows = read_split(blobs, split, wanted, columns=documents)
-    table = pyarrow.Table.from_batches((_as(batch, schema) for batch in rows), schema)
+    rows = [_as(batch, schema) for batch in read_split(blobs, split, wanted, columns=documents)]
+    # Spark does not take a table without batches.
+    table = pyarrow.Table.from_batches(rows or [_pa.RecordBatch.from_pylist([], schema)], schema)
     return spark.createDataFrame(table, _frame_schema(wanted, documents))
 
 
@@ -380,13 +407,16 @@ def _arrow_frame(
     documents: Sequence[str],
 ) -> DataFrame:
     """A task for each split, which reads it by Arrow."""
-    shared = spark.sparkContext.broadcast(all_splits)
+    # Packed one by one, so that a task unpacks its own and not those of all the others.
+    shared = spark.sparkContext.broadcast([pickle.dumps(split) for split in all_splits])
     schema = _row_schema(wanted, documents)
 
     def read(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        pyarrow.set_cpu_count(1)  # as many as Spark gives to a task
         for batch in batches:
             for number in batch.column(0).to_numpy():
-                for rows in read_split(blobs, shared.value[int(number)], wanted, columns=documents):
+                split: Split = pickle.loads(shared.value[int(number)])  # noqa: S301 - ours
+                for rows in read_split(blobs, split, wanted, columns=documents):
                     yield _as(rows, schema)
 
     count = len(all_splits)

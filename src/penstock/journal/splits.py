@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Final
+from itertools import chain, groupby
+from typing import Any, Final
 
 import pyarrow
 
 from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
-from penstock.journal.fragments import read_fragment, read_visible
+from penstock.journal.fragments import BATCH_ROWS, read_fragment, read_visible
 from penstock.journal.rows import STAMPS, adapt_rows, row_schema
 from penstock.journal.state import Blob, Fragment
 from penstock.model.columns import Column
 
+_pa: Any = pyarrow  # the published stubs lack `concat_batches`
+
 SPLIT_BYTES: Final = 32 << 20
 """What one task reads: a second or so of work, as it is stored."""
 
-PIECES_MAX: Final = 4096
-"""Pieces of one task: of tiny appends, their number counts more than their size."""
+PIECE_BYTES: Final = 4 << 10
+OBJECT_BYTES: Final = 64 << 10
+"""What a task could read instead of beginning with another piece, and of opening an object."""
 
 Piece = Fragment | VisibleRows
 
@@ -97,6 +100,12 @@ def piece_bytes(piece: Piece) -> int:
     return piece.fragment.bytes * piece.run.rows // piece.fragment.rows
 
 
+def _cost_bytes(piece: Piece) -> int:
+    """The work of reading a piece, as a number of bytes: of tiny ones, their number counts."""
+    opening = OBJECT_BYTES if isinstance(fragment_of(piece).at, Blob) else 0
+    return piece_bytes(piece) + PIECE_BYTES + opening
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Pieces for one task, and the layouts that they were written in, by fingerprint."""
@@ -113,11 +122,12 @@ def splits(
     some: list[Piece] = []
     size = 0
     for piece in found:
-        if some and (size + piece_bytes(piece) > bytes_max or len(some) >= PIECES_MAX):
+        cost = _cost_bytes(piece)
+        if some and size + cost > bytes_max:
             made.append(_split(some, layouts))
             some, size = [], 0
         some.append(piece)
-        size += piece_bytes(piece)
+        size += cost
     if some:
         made.append(_split(some, layouts))
     return tuple(made)
@@ -147,13 +157,36 @@ def read_split(
     """
     schema = row_schema(wanted)
     names = schema.names if columns is None else [*columns, *schema.names[-STAMPS:]]
-    for piece in split.pieces:
-        written = split.layouts[schema_of(piece)]
+    for fingerprint, some in groupby(split.pieces, key=schema_of):
+        written = split.layouts[fingerprint]
         # Adapting looks at whole documents; what was written as it is wanted can be read in part.
-        some = columns if written == wanted else None
-        if isinstance(piece, Fragment):
-            batches = read_fragment(blobs, piece, written, columns=some)
-        else:
-            batches = read_visible(blobs, piece, written, columns=some)
-        for batch in batches:
-            yield adapt_rows(batch, written, wanted).select(names) if some is None else batch
+        part = columns if written == wanted else None
+        for batch in _gathered(_read(blobs, piece, written, part) for piece in some):
+            yield adapt_rows(batch, written, wanted).select(names) if part is None else batch
+
+
+def _read(
+    blobs: BlobStore, piece: Piece, written: Column, columns: Sequence[str] | None
+) -> Iterator[pyarrow.RecordBatch]:
+    if isinstance(piece, Fragment):
+        return read_fragment(blobs, piece, written, columns=columns)
+    return read_visible(blobs, piece, written, columns=columns)
+
+
+def _gathered(
+    pieces: Iterable[Iterator[pyarrow.RecordBatch]],
+) -> Iterator[pyarrow.RecordBatch]:
+    """Batches of some size, in order: whatever is done with one costs as much if it is tiny."""
+    some: list[pyarrow.RecordBatch] = []
+    rows = 0
+    for batch in chain.from_iterable(pieces):
+        if rows + batch.num_rows > BATCH_ROWS:
+            yield from _together(some)
+            some, rows = [], 0
+        some.append(batch)
+        rows += batch.num_rows
+    yield from _together(some)
+
+
+def _together(some: list[pyarrow.RecordBatch]) -> list[pyarrow.RecordBatch]:
+    return [_pa.concat_batches(some)] if len(some) > 1 else some

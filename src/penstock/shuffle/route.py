@@ -160,30 +160,30 @@ def _packed_by_python(places: Places, needs: Sequence[str]) -> SparkColumn:
 
 
 def shard_column(
-    routing: Routing, key_hash: SparkColumn, hash_name: str, clock: str, *, filter_r_clocks: bool
+    routing: Routing, key_hash: str, clock: str, *, filter_r_clocks: bool
 ) -> SparkColumn:
-    """The shard of a row as INT, or, where several get it, one row for each of them.
+    """The shard of a row as INT; where several get it, a generator of one row for each of them.
 
-    `hash_name` and `clock` are SQL for the key hash and the clock: columns, since they are looked
-    at more than once.
+    `key_hash` and `clock` name columns.
     """
     shards = routing.shards
+    if len(shards) == 1:
+        return f.lit(0)
     if _ranges(shards) == _ranges(split_shards(len(shards)).shards):
-        return keys.shard_index(key_hash, len(shards))
+        return keys.shard_index(f.col(key_hash), len(shards))
     groups = [list(group) for _, group in groupby(enumerate(shards), lambda at: at[1].key_begin)]
     begins = [group[0][1].key_begin for group in groups]
-    firsts = [str(group[0][0]) for group in groups]
+    first = _search(key_hash, begins, [str(group[0][0]) for group in groups])
     if all(len(group) == 1 for group in groups):
-        return f.expr(_search(hash_name, begins, firsts))
+        return f.expr(first)
     if filter_r_clocks:
         r = r_clock(clock)
-        by_r = [
+        within = [
             _search(r, [shard.r_begin for _, shard in group], [str(at) for at, _ in group])
             for group in groups
         ]
-        return f.expr(_search(hash_name, begins, by_r))
-    first = _search(hash_name, begins, firsts)
-    last = _search(hash_name, begins, [str(group[-1][0]) for group in groups])
+        return f.expr(_search(key_hash, begins, within))
+    last = _search(key_hash, begins, [str(group[-1][0]) for group in groups])
     return f.expr(f"explode(sequence({first}, {last}))")
 
 

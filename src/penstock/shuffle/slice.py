@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +31,7 @@ from penstock.journal.schemas import layout
 from penstock.model.clock import CLOCK_MAX
 from penstock.model.schema import compiled
 from penstock.native import keys, sql
-from penstock.shuffle.route import KeyColumns, key_columns, needed_columns, shard_column
+from penstock.shuffle.route import key_columns, needed_columns, shard_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -69,21 +69,33 @@ def document_column(binding: Binding) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """What is the same for all frames of a binding. Expressions cost calls into the JVM."""
+    """What is the same for all frames of a binding: an expression is many calls into the JVM."""
 
     root: Column
-    key: KeyColumns
+    needs: tuple[str, ...]
+    """The columns that its key is made of."""
+    packed: tuple[SparkColumn, ...]
+    """What is said of rows under names of their own; then the rest is, over columns by name."""
+    key_hash: SparkColumn
+    shard: SparkColumn
 
 
-@dataclass(slots=True, kw_only=True)
 class Slice:
-    """Reads what a Session delivers."""
+    """Reads what a Session delivers to the bindings of a task."""
 
-    spark: SparkSession
-    planner: Planner
-    bindings: Sequence[Binding]
-    routing: Routing
-    _known: dict[int, _Prepared] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        spark: SparkSession,
+        planner: Planner,
+        bindings: Sequence[Binding],
+        routing: Routing,
+    ) -> None:
+        self._spark = spark
+        self._planner = planner
+        self._bindings = bindings
+        self._routing = routing
+        self._prepared = {binding.index: _prepare(binding, routing) for binding in bindings}
+        self._order = _order(bindings)
 
     async def shuffled(
         self, deliveries: Iterable[Delivery], states: Mapping[str, JournalState]
@@ -97,9 +109,9 @@ class Slice:
         for delivery in deliveries:
             by_binding.setdefault(delivery.binding, []).append(delivery)
             stored_bytes += delivery.bytes
-        if unknown := by_binding.keys() - {binding.index for binding in self.bindings}:
+        if unknown := by_binding.keys() - {binding.index for binding in self._bindings}:
             raise Bug(f"deliveries for bindings {sorted(unknown)}, which the task does not have")
-        read = [each for each in self.bindings if each.index in by_binding] or self.bindings[:1]
+        read = [each for each in self._bindings if each.index in by_binding] or self._bindings[:1]
         frames = [
             self.routed(await self.frame(each, by_binding.get(each.index, ()), states), each)
             for each in read
@@ -120,7 +132,7 @@ class Slice:
         were sequenced. `columns` are members of documents, by default those that the binding says;
         the columns of its key are always there too. The rows have no order.
         """
-        prepared = self._prepared(binding)
+        prepared = self._prepared[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
         for delivery in deliveries:
             if delivery.binding != binding.index:
@@ -129,20 +141,20 @@ class Slice:
             visible.setdefault(delivery.journal, []).extend(rows)
         plan = plan_scan(
             [
-                await self.planner.surveyed(journal, rows, states.get(journal))
+                await self._planner.surveyed(journal, rows, states.get(journal))
                 for journal, rows in visible.items()
             ],
-            native=spark_root(self.planner.blobs) is not None,
+            native=spark_root(self._planner.blobs) is not None,
         )
-        schemas = self.planner.schemas
+        schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
-        layouts |= await self.planner.layouts(plan.rest)
+        layouts |= await self._planner.layouts(plan.rest)
         root, wanted = prepared.root, binding.columns if columns is None else columns
         if wanted is not None:
-            wanted = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.key.needs]))
+            wanted = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
         frame = await asyncio.to_thread(
             lambda: scan_frame(
-                self.spark, self.planner.blobs, plan, layouts, root, columns=wanted, meta=True
+                self._spark, self._planner.blobs, plan, layouts, root, columns=wanted, meta=True
             )
         )
         if all(_admits(binding.bounds, rows) for some in visible.values() for rows in some):
@@ -151,34 +163,9 @@ class Slice:
 
     def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
         """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""
-        prepared = self._prepared(binding)
-        stamps = stamp_names(prepared.root)
-        taken = {stamps.clock, stamps.producer, stamps.flags}
-        documents = [_column(name) for name in frame.columns if name not in taken]
-        clock = _column(stamps.clock)
-        adjusted = clock
-        if binding.read_delay:
-            later = f.try_add(clock, f.lit(binding.read_delay))
-            adjusted = f.coalesce(later, f.lit(CLOCK_MAX))
-        packed = frame.select(
-            f.lit(binding.priority).alias(PRIORITY),
-            adjusted.alias(ADJUSTED_CLOCK),
-            _column(stamps.producer).alias(PRODUCER),
-            f.lit(binding.index).alias(BINDING),
-            clock.alias(CLOCK),
-            _column(stamps.flags).alias(FLAGS),
-            prepared.key.packed.alias(KEY),
-            f.struct(*documents).alias(document_column(binding)),
-        )
-        hashed = packed.withColumn(KEY_HASH, keys.key_hash(f.col(KEY)))
-        shard = shard_column(
-            self.routing,
-            f.col(KEY_HASH),
-            KEY_HASH,
-            CLOCK,
-            filter_r_clocks=binding.filter_r_clocks,
-        )
-        return hashed.select("*", shard.alias(SHARD)).select(*ROUTED, document_column(binding))
+        prepared = self._prepared[binding.index]
+        packed = frame.select(*prepared.packed)
+        return packed.select("*", prepared.key_hash).select(prepared.shard, "*")
 
     def exchange(self, frames: Sequence[DataFrame], *, few: bool = False) -> DataFrame:
         """Routed rows of several bindings: partition i has those of shard i, in order.
@@ -187,26 +174,53 @@ class Slice:
         `few`, the rows are so few that one task may read them all.
         """
         united = reduce(_union, frames)
-        count = len(self.routing.shards)
+        count = len(self._routing.shards)
         if count == 1 and few:
             placed = united.coalesce(1)
         else:
             placed = united.repartitionById(count, _checked_shard(count))
-        order: list[SparkColumn] = [f.col(ADJUSTED_CLOCK), f.col(PRODUCER)]
-        # What is the same in all rows is no help to a sort that compares the first column's bytes.
-        if len({binding.priority for binding in self.bindings}) > 1:
-            order.insert(0, f.col(PRIORITY).desc())
-        if len(self.bindings) > 1:
-            order.append(f.col(BINDING))
-        return placed.sortWithinPartitions(*order)
+        return placed.sortWithinPartitions(*self._order)
 
-    def _prepared(self, binding: Binding) -> _Prepared:
-        if binding.index not in self._known:
-            schema = binding.collection.read_schema.text
-            root = layout(schema)
-            key = key_columns(compiled(schema).shape, root, binding.key)
-            self._known[binding.index] = _Prepared(root=root, key=key)
-        return self._known[binding.index]
+
+def _prepare(binding: Binding, routing: Routing) -> _Prepared:
+    schema = binding.collection.read_schema.text
+    root = layout(schema)
+    key = key_columns(compiled(schema).shape, root, binding.key)
+    stamps = stamp_names(root)
+    clock = sql.name(stamps.clock)
+    adjusted = clock
+    if binding.read_delay:
+        latest = sql.bigint(CLOCK_MAX)
+        adjusted = f"coalesce(try_add({clock}, {sql.bigint(binding.read_delay)}), {latest})"
+    hidden = ", ".join(map(sql.name, (stamps.clock, stamps.producer, stamps.flags)))
+    packed = (
+        f.lit(binding.priority).alias(PRIORITY),
+        f.expr(adjusted).alias(ADJUSTED_CLOCK),
+        f.expr(sql.name(stamps.producer)).alias(PRODUCER),
+        f.lit(binding.index).alias(BINDING),
+        f.expr(clock).alias(CLOCK),
+        f.expr(sql.name(stamps.flags)).alias(FLAGS),
+        key.packed.alias(KEY),
+        f.expr(f"struct(* EXCEPT ({hidden}))").alias(document_column(binding)),
+    )
+    shard = shard_column(routing, KEY_HASH, CLOCK, filter_r_clocks=binding.filter_r_clocks)
+    return _Prepared(
+        root=root,
+        needs=key.needs,
+        packed=packed,
+        key_hash=keys.key_hash(f.col(KEY)).alias(KEY_HASH),
+        shard=shard.alias(SHARD),
+    )
+
+
+def _order(bindings: Sequence[Binding]) -> tuple[SparkColumn, ...]:
+    order = [f.col(ADJUSTED_CLOCK).asc(), f.col(PRODUCER).asc()]
+    # A sort compares the first column by its bits: it had better not be the same in all rows.
+    if len({binding.priority for binding in bindings}) > 1:
+        order.insert(0, f.col(PRIORITY).desc())
+    if len(bindings) > 1:
+        order.append(f.col(BINDING).asc())
+    return tuple(order)
 
 
 def _union(left: DataFrame, right: DataFrame) -> DataFrame:
