@@ -70,7 +70,6 @@ class Read:
     """One (journal, binding), as far as committed rounds have read it."""
 
     __slots__ = (
-        "_begun",
         "_bytes",
         "_bytes_read",
         "_denied",
@@ -116,12 +115,11 @@ class Read:
         self.lossy = False
         """Content was removed before this could read it."""
         self.gap = False
-        """It was when reading began, and no floor was raised for that yet."""
+        """So it was, and no floor was raised for that yet."""
         self.goals = dict(goals or {})
         self.parked = False
         """A recovery has read what it must."""
         self.unreported: set[Producer] = set()
-        self._begun = False
         self._states = resumed.states
         self._denied: dict[Producer, Clock] = {}
         """Commits that producers have rolled back behind. They were delivered, and stay reported:
@@ -172,22 +170,19 @@ class Read:
         else:
             self.position = fold.position
             self._bytes_read += fold.bytes
+            self.gap = False
         self.unplan()
-        self.gap = False
-        self._begun = True
 
     def skip_removed(self) -> bool:
         """Go past what was removed before it was read; whether anything was.
 
-        If nothing was read yet, there is a gap before where reading begins. One that is met later
-        is not told to those who wait for hints.
+        A floor is raised wherever that happens. Who resumes behind the gap cannot see it any more,
+        and hints at what was removed would keep it waiting for ever.
         """
         begin = self.history.state.begin
         if self.planned >= begin:
             return False
-        self.lossy = True
-        if not self._begun and self.planned == self.position:
-            self.gap = True
+        self.lossy = self.gap = True
         self.position, self.planned = max(self.position, begin), begin
         self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
         self._close_spans()

@@ -8,8 +8,8 @@ What becomes of a journal, and of its reads:
 
     appears             is read from the first offset it retains, or where the checkpoint left off
     is suspended        nothing; its content is read, and without content nobody waits for it
-    is truncated        reading goes on behind the gap. If it was there when reading began, hints
-                        below a *gap floor* are not waited for; a gap found later is told, no more
+    is truncated        reading goes on behind the gap, if there is one, and hints below a *gap
+                        floor* are not waited for any more
     is dropped          its reads end. What they found is still reported and delivered
     is created again    is read anew, and without a checkpoint: that was of the dropped one
     ends before the     is waited for: metadata may lag behind a checkpoint, and offsets are never
@@ -142,8 +142,6 @@ class Topology:
             key = (name, binding.index)
             if _reads(binding, name) and (not self.recovery or key in self._goals):
                 read = self._start_read(history, binding)
-                if again:
-                    read.gap = False  # what was dropped was removed mid-read
                 self.lossy = self.lossy or read.lossy
                 self.reads[key] = read
                 reads.append(read)
