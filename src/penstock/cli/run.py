@@ -165,6 +165,7 @@ def make_world(settings: Settings, store: Consensus) -> World:
         spark=lambda: open_spark(options),
         now=lambda: from_unix(*divmod(time.time_ns(), 1_000_000_000)),
         entropy=os.urandom,
+        between=(settings.data / "between").resolve().as_uri(),
     )
 
 

@@ -1,6 +1,7 @@
 """SPARK: the job of a transaction, from the documents it reads to rows that are put aside.
 
-A transaction of any number of bindings, journals and shards is **one** Spark job:
+A transaction of any number of bindings, journals and shards is **one** Spark job, or two if it is
+saved in between:
 
     scan ─ combine by key ─ (load, reduce) ─ route to shards ─ project ─ stage ─ manifest
 
@@ -14,8 +15,8 @@ attempt. Manifests travel as result rows, so those of losing attempts are never 
 from there too, never from accumulators.
 
 **Small transactions** take a shorter road: combined in one task, without an exchange or a Python
-worker, the rows come back to the leader, which stages them itself. It is bounded by
-`SMALL_BYTES`, and it is the difference between 160 and 60 milliseconds.
+worker, the rows come back to the leader, which stages them itself. It is the difference between 160
+and 60 milliseconds.
 """
 
 from __future__ import annotations
@@ -45,20 +46,15 @@ from penstock.native.types import arrow_schema, spark_schema
 from penstock.runtime.connector import Attempt, ConnectorError, Loader, Staged, Target, Workers
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.project import project
+from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.shuffle.route import key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
-
-SMALL_BYTES: Final = 4 << 20
-"""Stored size of documents up to which a transaction is small; combined, it is hardly more."""
-
-UNKNOWN_KEY: Final = b"\xff"
-"""A greatest key above every key: load all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,27 +161,63 @@ _SHARD: Final = "$shard"
 _ORDER: Final = "$order"
 
 
+Documents = Mapping[int, "DataFrame"]
+"""Documents of each binding, one or a few per key; nothing is read until a job asks for them."""
+
+
+def combined(
+    works: Sequence[Work],
+    frames: Documents,
+    orders: Mapping[int, Sequence[SparkColumn]],
+    *,
+    small: bool = False,
+) -> Documents:
+    """Documents of a transaction, reduced as far as can be without those that are stored.
+
+    That is to one per key, unless some are to be loaded, or all are to be kept as they are.
+    """
+    made = {}
+    for work in works:
+        binding = work.target.binding
+        frame = frames[binding].coalesce(1) if small else frames[binding]
+        whole = work.mode in (Mode.REPLACE, Mode.PUSHDOWN)
+        made[binding] = reduce_dataframe(work.plan, frame, order=orders[binding], full=whole)
+    return made
+
+
+def loaded(
+    works: Sequence[Work],
+    documents: Documents,
+    workers: Workers,
+    identity: Identity,
+    *,
+    shards: int,
+) -> Documents:
+    """Combined documents, reduced into those that are stored, where they have to be looked up."""
+    return {
+        work.target.binding: _with_loaded(
+            work, documents[work.target.binding], workers, identity, shards
+        )
+        if work.mode is Mode.LOAD
+        else documents[work.target.binding]
+        for work in works
+    }
+
+
 def stage(
     works: Sequence[Work],
-    frames: Mapping[int, DataFrame],
-    orders: Mapping[int, Sequence[SparkColumn]],
+    documents: Documents,
     workers: Workers,
     identity: Identity,
     *,
     shards: int,
 ) -> Manifest:
-    """Run the one job of a transaction. Blocks; `frames` are the documents of each binding."""
-    parts = [
-        _staged(
-            work,
-            frames[work.target.binding],
-            orders[work.target.binding],
-            workers,
-            identity,
-            shards,
-        )
-        for work in works
-    ]
+    """Run a job that puts the documents of all bindings aside. Blocks."""
+    parts = []
+    for work in works:
+        routed = _routed(work, documents[work.target.binding], shards)
+        stager = _stager(work.errand, workers, identity, shards)
+        parts.append(map_rows(routed, stager, _MANIFEST))
     united = functools.reduce(lambda left, right: left.union(right), parts)
     with reduction_errors():
         rows = united.toArrow().to_pylist()
@@ -194,58 +226,64 @@ def stage(
 
 def stage_small(
     works: Sequence[Work],
-    frames: Mapping[int, DataFrame],
-    orders: Mapping[int, Sequence[SparkColumn]],
+    documents: Documents,
     workers: Workers,
     identity: Identity,
     *,
     shards: int,
 ) -> Manifest:
     """The same for a small transaction without loads: the leader itself stages, as shard 0."""
-    combined = {
-        work.target.binding: _combined(
-            work, frames[work.target.binding].coalesce(1), orders[work.target.binding]
-        )
-        for work in works
-    }
     with reduction_errors():
-        batches = dict(_collected(combined))
+        table: Any = _together(documents).coalesce(1).toArrow()
     staged: list[Staged] = []
     counted: list[Counted] = []
     for work in works:
         binding = work.target.binding
-        made, count = _store(
-            work.errand, iter([batches[binding]]), workers, identity.attempt(binding, 0, 0)
-        )
+        structs = table.column(_name(binding)).combine_chunks()
+        rows = pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
+        made, count = _store(work.errand, iter([rows]), workers, identity.attempt(binding, 0, 0))
         staged += made
         counted.append(count)
         counted += (Counted(binding=binding, shard=shard) for shard in range(1, shards))
     return Manifest(staged=tuple(staged), counted=tuple(counted))
 
 
+def save(documents: Documents, path: str) -> None:
+    """Run a job that writes documents of all bindings down, for another job to go on with."""
+    with reduction_errors():
+        _together(documents).write.parquet(path)
+
+
+def saved(spark: SparkSession, documents: Documents, path: str) -> Documents:
+    """What `save` wrote, by a frame that looks like what it was given."""
+    kept = spark.read.schema(_together(documents).schema).parquet(path)
+    return {
+        binding: kept.where(f.col(_name(binding)).isNotNull()).select(f"{_name(binding)}.*")
+        for binding in documents
+    }
+
+
+def _name(binding: int) -> str:
+    return f"b{binding}"
+
+
+def _together(documents: Documents) -> DataFrame:
+    """Several frames as one: each is a column of structs, NULL in the rows of the others."""
+    parts = [
+        frame.select(
+            *(
+                f.struct("*").alias(_name(other))
+                if other == binding
+                else f.lit(None).cast(documents[other].schema).alias(_name(other))
+                for other in documents
+            )
+        )
+        for binding, frame in documents.items()
+    ]
+    return functools.reduce(lambda left, right: left.union(right), parts)
+
+
 # -------------------------------------------------------------------------------------- the plan
-
-
-def _combined(work: Work, frame: DataFrame, order: Sequence[SparkColumn]) -> DataFrame:
-    """One document per key where that is all there is to do, else as few as can be said alone."""
-    return reduce_dataframe(
-        work.plan, frame, order=order, full=work.mode in (Mode.REPLACE, Mode.PUSHDOWN)
-    )
-
-
-def _staged(
-    work: Work,
-    frame: DataFrame,
-    order: Sequence[SparkColumn],
-    workers: Workers,
-    identity: Identity,
-    shards: int,
-) -> DataFrame:
-    documents = _combined(work, frame, order)
-    if work.mode is Mode.LOAD:
-        documents = _with_loaded(work, documents, workers, identity, shards)
-    routed = _routed(work, documents, shards)
-    return map_rows(routed, _stager(work.errand, workers, identity, shards), _MANIFEST)
 
 
 def _routed(work: Work, documents: DataFrame, shards: int) -> DataFrame:
@@ -457,25 +495,3 @@ def _error_out(error: PenstockError) -> str:
 def _error_in(text: str) -> ConnectorError:
     what, where, why, fix, transient = json.loads(text)
     return ConnectorError(what, where=where, why=why, fix=fix, transient=transient)
-
-
-def _collected(combined: Mapping[int, DataFrame]) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
-    """The rows of several frames, by one job: each is a column of structs in a common frame."""
-    names = {binding: f"b{binding}" for binding in combined}
-    parts = [
-        frame.select(
-            *(
-                f.struct("*").alias(name)
-                if other == binding
-                else f.lit(None).cast(combined[other].schema).alias(name)
-                for other, name in names.items()
-            )
-        )
-        for binding, frame in combined.items()
-    ]
-    united = functools.reduce(lambda left, right: left.union(right), parts)
-    table: Any = united.coalesce(1).toArrow()
-    for binding, name in names.items():
-        structs = table.column(name).combine_chunks()
-        rows = structs.filter(structs.is_valid())
-        yield binding, pa.RecordBatch.from_struct_array(rows)

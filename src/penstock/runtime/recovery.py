@@ -47,6 +47,9 @@ from penstock.runtime.patches import encode as encode_patches
 
 NO_INTENTS: Final = Intents()
 
+UNKNOWN_KEY: Final = b"\xff"
+"""A greatest key above every packed key: who loads, has to load all of them."""
+
 # ------------------------------------------------------------------------------------- persisting
 
 

@@ -136,6 +136,8 @@ class World:
     """Starts it if it must; called in a thread, and only if there is something to read."""
     now: Callable[[], Clock]
     entropy: Callable[[int], bytes]
+    between: str
+    """A directory that executors reach too, for what one job leaves to the next."""
     scratch: Consensus | None = None
     """Where recovery logs are, if not beside the journals: of a preview, which publishes nothing
     either, and leaves nothing behind in the journals' store."""
@@ -344,7 +346,7 @@ class _Session:
         self._shards = built.runtime.shards
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._held: Checkpoint | None = None
-        self._jobs = Jobs(built, world.planner, world.spark, epoch=epoch)
+        self._jobs = Jobs(built, world.planner, world.spark, epoch=epoch, between=world.between)
         self._work: Transaction | None = None
         self._transactions = 0
         self._caught_up = False
@@ -464,11 +466,16 @@ class _Session:
                     self._committed()
                 return [persisted]
             case Gather():
+                await self._jobs.gather(self._current(), self._shuffle.states)
                 return [Gathered()]
             case Flush():
                 return await self._flush(action)
             case Store():
-                return [Stored(shard=shard) for shard in range(self._shards)]
+                stored = await self._jobs.store(self._current(), self._endpoint.workers)
+                return [
+                    Stored(shard=shard, reports=tuple(stored.get(shard, ())))
+                    for shard in range(self._shards)
+                ]
             case WriteStats(document=document):
                 return [StatsWritten(await self._publishing.publish_stats(document))]
             case StartCommit():
@@ -520,9 +527,10 @@ class _Session:
         failpoints.hit(_AFTER[Load])
 
     async def _flush(self, action: Flush) -> Sequence[Event]:
-        reports = await self._jobs.stage(
+        reports = await self._jobs.flush(
             self._current(),
             self._endpoint.workers,
+            plan=action.plan,
             states=self._shuffle.states,
             max_keys=action.max_keys,
         )
@@ -549,6 +557,7 @@ class _Session:
 
     def _committed(self) -> None:
         work, self._work = self._current(), None
+        self._jobs.forget(work)
         for checkpoint in work.checkpoints:
             self._shuffle.consumed(checkpoint)
         self._transactions += 1

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.errors import Unavailable
+from penstock.errors import Bug, Unavailable
 from penstock.journal.rows import stamp_names
 from penstock.journal.state import JournalState
 from penstock.model.clock import NEVER, Clock, Producer
@@ -23,7 +23,9 @@ from penstock.runtime.connector import Staged, Workers
 from penstock.runtime.materialize.build import Built
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.messages import BindingReport
+from penstock.runtime.materialize.task import Plan
 from penstock.runtime.patches import Patches
+from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.runtime.stats import Counts
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
@@ -31,13 +33,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.journal.planning import Planner
-    from penstock.runtime.jobs import Counted, Manifest
+    from penstock.runtime.jobs import Counted, Documents, Identity, Manifest, Work
     from penstock.shuffle.slice import Slice
 
 _log = logging.getLogger("penstock.runtime")
 
 JOB_ATTEMPTS: Final = 3
 """A job that fails is run again as a whole; what it staged before is garbage."""
+
+SMALL_BYTES: Final = 4 << 20
+"""Stored size of documents up to which a transaction is small; combined, it is hardly more."""
 
 T = TypeVar("T")
 
@@ -60,7 +65,14 @@ class Transaction:
 
     opened: Clock
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    works: Sequence[Work] = ()
+    gathered: Documents | None = None
+    """Combined already, by a job before."""
+    saved: Documents | None = None
+    """Reduced already, and to be stored by another job."""
     staged: tuple[Staged, ...] = ()
+    paths: list[str] = field(default_factory=list)
+    """What one job wrote for another."""
     patches: Patches = ()
     jobs: int = 0
     stored: int = 0
@@ -98,34 +110,66 @@ class Jobs:
     """Runs the Spark jobs of one session."""
 
     def __init__(
-        self, built: Built, planner: Planner, spark: Callable[[], SparkSession], *, epoch: int
+        self,
+        built: Built,
+        planner: Planner,
+        spark: Callable[[], SparkSession],
+        *,
+        epoch: int,
+        between: str,
     ) -> None:
         self._built = built
         self._planner = planner
         self._start_spark = spark
         self._epoch = epoch
+        self._between = between
         self._shards = built.runtime.shards
         self._slice: Slice | None = None
         self._targets = {each.binding.index: each for each in built.targets}
 
-    async def stage(
+    async def gather(self, transaction: Transaction, states: Mapping[str, JournalState]) -> None:
+        """The first job of an OVERLAP: combine what the transaction has, while others commit it.
+
+        A small one is not worth a job of its own.
+        """
+        if transaction.bytes > SMALL_BYTES:
+            await self._attempted(lambda attempt: self._gather(transaction, states, attempt))
+
+    async def flush(
         self,
         transaction: Transaction,
         workers: Workers,
         *,
+        plan: Plan,
         states: Mapping[str, JournalState],
         max_keys: Mapping[int, bytes],
     ) -> Mapping[int, Sequence[BindingReport]]:
-        """Put everything aside that a transaction has; what each shard did, by shard."""
-        deliveries = transaction.deliveries()
-        if not deliveries:
+        """Load and reduce; and put aside, but of a BARRIER, whose hint has to come first."""
+        transaction.works = self._works(transaction, max_keys)
+        if not transaction.works:
+            return {}
+        if plan is Plan.BARRIER:
+            await self._attempted(lambda attempt: self._load(transaction, workers, states, attempt))
+            return self._reports(transaction, (), max_keys)
+        manifest = await self._attempted(
+            lambda attempt: self._stage(transaction, workers, states, attempt)
+        )
+        return self._staged(transaction, manifest, max_keys)
+
+    async def store(
+        self, transaction: Transaction, workers: Workers
+    ) -> Mapping[int, Sequence[BindingReport]]:
+        """The second job of a BARRIER: store what was saved. Of others, all is staged already."""
+        if transaction.saved is None or transaction.staged or not transaction.works:
             return {}
         manifest = await self._attempted(
-            lambda attempt: self._run(transaction, deliveries, workers, states, max_keys, attempt)
+            lambda attempt: self._stage_saved(transaction, workers, attempt)
         )
         transaction.staged = manifest.staged
-        transaction.stored = sum(counted.stored_docs for counted in manifest.counted)
-        return self._reports(deliveries, manifest.counted, max_keys)
+        return {
+            shard: [replace(report, max_key=b"") for report in reports]
+            for shard, reports in self._counts(transaction, manifest.counted, {}).items()
+        }
 
     async def _attempted(self, run: Callable[[int], Awaitable[T]]) -> T:
         """Run a job, again if it fails as a whole: an executor was lost, say."""
@@ -146,54 +190,130 @@ class Jobs:
                 fix="look at Spark's log; the task goes on from its last transaction",
             ) from error
 
-    async def _run(
-        self,
-        transaction: Transaction,
-        deliveries: Mapping[int, Sequence[Delivery]],
-        workers: Workers,
-        states: Mapping[str, JournalState],
-        max_keys: Mapping[int, bytes],
-        attempt: int,
-    ) -> Manifest:
+    def forget(self, transaction: Transaction) -> None:
+        """Remove what jobs of a transaction have left to each other."""
+        if not transaction.paths:
+            return
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - pyspark shows file systems nowhere else
+        for path in transaction.paths:
+            where = jvm.org.apache.hadoop.fs.Path(path)
+            hadoop = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+            where.getFileSystem(hadoop).delete(where, True)
+
+    # ----------------------------------------------------------------------------------- the jobs
+
+    def _works(self, transaction: Transaction, max_keys: Mapping[int, bytes]) -> list[Work]:
+        from penstock.runtime.jobs import Work
+
+        return [
+            Work(
+                target=self._targets[binding].target,
+                plan=self._targets[binding].plan,
+                mode=self._targets[binding].mode,
+                max_key=max_keys.get(binding),
+            )
+            for binding in sorted(transaction.deliveries())
+        ]
+
+    async def _combined(
+        self, transaction: Transaction, states: Mapping[str, JournalState], *, small: bool = False
+    ) -> Documents:
         from pyspark.sql import functions as f
 
         from penstock.runtime import jobs
 
         if self._slice is None:
             self._spark, self._slice = await self._open()
-        slice_ = self._slice
-        frames, orders, works = {}, {}, []
-        for binding, some in sorted(deliveries.items()):
+        frames, orders = {}, {}
+        for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
-            frames[binding] = await slice_.frame(bound.binding, some, states, columns=bound.columns)
+            frames[binding] = await self._slice.frame(
+                bound.binding, some, states, columns=bound.columns
+            )
             names = stamp_names(bound.plan.columns)
             stamps = (names.clock, names.producer)[: 1 if _has_one_producer(some) else 2]
             orders[binding] = [f.col(name) for name in stamps]
-            works.append(
-                jobs.Work(
-                    target=bound.target,
-                    plan=bound.plan,
-                    mode=bound.mode,
-                    max_key=max_keys.get(binding),
-                )
-            )
-        identity = jobs.Identity(
+        works = transaction.works or self._works(transaction, {})
+        return jobs.combined(works, frames, orders, small=small)
+
+    async def _gather(
+        self, transaction: Transaction, states: Mapping[str, JournalState], attempt: int
+    ) -> None:
+        from penstock.runtime import jobs
+
+        documents = await self._combined(transaction, states)
+        path = self._path(transaction, "gathered", attempt)
+        await self._in_spark(transaction, lambda: jobs.save(documents, path))
+        transaction.gathered = jobs.saved(self._spark, documents, path)
+        transaction.paths.append(path)
+
+    async def _load(
+        self,
+        transaction: Transaction,
+        workers: Workers,
+        states: Mapping[str, JournalState],
+        attempt: int,
+    ) -> None:
+        from penstock.runtime import jobs
+
+        documents = jobs.loaded(
+            transaction.works,
+            await self._combined(transaction, states),
+            workers,
+            self._identity(transaction, attempt),
+            shards=self._shards,
+        )
+        path = self._path(transaction, "loaded", attempt)
+        await self._in_spark(transaction, lambda: jobs.save(documents, path))
+        transaction.saved = jobs.saved(self._spark, documents, path)
+        transaction.paths.append(path)
+
+    async def _stage(
+        self,
+        transaction: Transaction,
+        workers: Workers,
+        states: Mapping[str, JournalState],
+        attempt: int,
+    ) -> Manifest:
+        from penstock.runtime import jobs
+
+        works, identity = transaction.works, self._identity(transaction, attempt)
+        small = transaction.bytes <= SMALL_BYTES and not any(w.mode is Mode.LOAD for w in works)
+        documents = transaction.gathered or await self._combined(transaction, states, small=small)
+        if not small:
+            documents = jobs.loaded(works, documents, workers, identity, shards=self._shards)
+        run = jobs.stage_small if small else jobs.stage
+        return await self._in_spark(
+            transaction, lambda: run(works, documents, workers, identity, shards=self._shards)
+        )
+
+    async def _stage_saved(
+        self, transaction: Transaction, workers: Workers, attempt: int
+    ) -> Manifest:
+        from penstock.runtime import jobs
+
+        saved, works = transaction.saved, transaction.works
+        if saved is None:
+            raise Bug("a transaction is stored that was not loaded")
+        identity = self._identity(transaction, attempt)
+        return await self._in_spark(
+            transaction,
+            lambda: jobs.stage(works, saved, workers, identity, shards=self._shards),
+        )
+
+    def _identity(self, transaction: Transaction, attempt: int) -> Identity:
+        from penstock.runtime.jobs import Identity
+
+        return Identity(
             task=self._built.name,
             epoch=self._epoch,
             transaction=transaction.opened,
             job_attempt=attempt,
         )
-        small = transaction.bytes <= jobs.SMALL_BYTES and not any(
-            work.mode is Mode.LOAD for work in works
-        )
-        run = jobs.stage_small if small else jobs.stage
 
-        def staged() -> Manifest:
-            return run(works, frames, orders, workers, identity, shards=self._shards)
-
-        manifest, count = await self._in_spark(staged)
-        transaction.jobs += count
-        return manifest
+    def _path(self, transaction: Transaction, what: str, attempt: int) -> str:
+        name = f"{self._built.name.encode().hex()}-{self._epoch}-{transaction.opened:x}"
+        return f"{self._between.rstrip('/')}/{name}-{what}-{attempt}"
 
     async def _open(self) -> tuple[SparkSession, Slice]:
         from penstock.shuffle.slice import Slice
@@ -201,16 +321,15 @@ class Jobs:
         spark = await asyncio.to_thread(self._start_spark)
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))
 
-    async def _in_spark(self, work: Callable[[], T]) -> tuple[T, int]:
+    async def _in_spark(self, transaction: Transaction, work: Callable[[], T]) -> T:
         """Run `work` in a thread, and count its jobs; if cancelled, end them before going on."""
         context = self._spark.sparkContext
         group = f"{self._built.name}/{self._epoch}/{time.monotonic_ns()}"
 
-        def grouped() -> tuple[T, int]:
+        def grouped() -> T:
             context.setJobGroup(group, f"transaction of {self._built.name}", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", self._built.name)
-            made = work()
-            return made, len(context.statusTracker().getJobIdsForGroup(group))
+            return work()
 
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
         try:
@@ -220,13 +339,35 @@ class Jobs:
             with contextlib.suppress(Exception):
                 await running
             raise
+        finally:
+            transaction.jobs += len(context.statusTracker().getJobIdsForGroup(group))
+
+    # ---------------------------------------------------------------------------------- the counts
+
+    def _staged(
+        self, transaction: Transaction, manifest: Manifest, max_keys: Mapping[int, bytes]
+    ) -> Mapping[int, Sequence[BindingReport]]:
+        transaction.staged = manifest.staged
+        return self._reports(transaction, manifest.counted, max_keys)
 
     def _reports(
         self,
-        deliveries: Mapping[int, Sequence[Delivery]],
+        transaction: Transaction,
         counted: Sequence[Counted],
         max_keys: Mapping[int, bytes],
     ) -> Mapping[int, Sequence[BindingReport]]:
+        """What was read, which the first shard reports, and what each shard has stored of it."""
+        reports = self._counts(transaction, counted, max_keys)
+        reports.setdefault(0, []).extend(
+            self._sourced(binding, some, max_keys, stores=not counted)
+            for binding, some in transaction.deliveries().items()
+        )
+        return reports
+
+    def _counts(
+        self, transaction: Transaction, counted: Sequence[Counted], max_keys: Mapping[int, bytes]
+    ) -> dict[int, list[BindingReport]]:
+        transaction.stored = sum(each.stored_docs for each in counted)
         reports: dict[int, list[BindingReport]] = {}
         for each in counted:
             report = BindingReport(
@@ -234,10 +375,32 @@ class Jobs:
                 stored=Counts(docs=each.stored_docs, bytes=each.stored_bytes),
                 max_key=self._max_key(each, max_keys.get(each.binding, b"")),
             )
-            if each.shard == 0:
-                report = report.reduce(_sourced(each.binding, deliveries[each.binding]))
             reports.setdefault(each.shard, []).append(report)
         return reports
+
+    def _sourced(
+        self,
+        binding: int,
+        deliveries: Sequence[Delivery],
+        max_keys: Mapping[int, bytes],
+        *,
+        stores: bool,
+    ) -> BindingReport:
+        """What was read for a binding, from the records alone.
+
+        If its rows are stored later, keys are not known yet, and all are to be loaded from then on.
+        """
+        runs = [rows.run for delivery in deliveries for rows in delivery.rows]
+        unknown = stores and max_keys.get(binding) != UNKNOWN_KEY
+        return BindingReport(
+            binding=binding,
+            sourced=Counts(
+                docs=sum(run.rows for run in runs), bytes=sum(each.bytes for each in deliveries)
+            ),
+            clock_min=min((run.clock_min for run in runs), default=NEVER),
+            clock_max=max((run.clock_max for run in runs), default=NEVER),
+            max_key=UNKNOWN_KEY if unknown else b"",
+        )
 
     def _max_key(self, counted: Counted, known: bytes) -> bytes:
         """The greatest key of a shard, if it is greater than what is known.
@@ -245,25 +408,10 @@ class Jobs:
         Where nothing is ever loaded keys are not looked at; should the binding load one day, it
         has to load all of them.
         """
-        from penstock.runtime.jobs import UNKNOWN_KEY
-
         found = counted.max_key or b""
         if counted.stored_docs and self._targets[counted.binding].mode is not Mode.LOAD:
             found = UNKNOWN_KEY
         return found if found > known else b""
-
-
-def _sourced(binding: int, deliveries: Sequence[Delivery]) -> BindingReport:
-    """What was read for a binding, from the records alone."""
-    runs = [rows.run for delivery in deliveries for rows in delivery.rows]
-    return BindingReport(
-        binding=binding,
-        sourced=Counts(
-            docs=sum(run.rows for run in runs), bytes=sum(each.bytes for each in deliveries)
-        ),
-        clock_min=min((run.clock_min for run in runs), default=NEVER),
-        clock_max=max((run.clock_max for run in runs), default=NEVER),
-    )
 
 
 def _has_one_producer(deliveries: Sequence[Delivery]) -> bool:
