@@ -85,8 +85,9 @@ def shuffle(
     """Print the checkpoints that a task would get, one a line, from the very beginning.
 
     A checkpoint is what the task may process next: whole transactions, of all its sources. A peek
-    shows a transaction of which more is to come. Nothing is committed, and the task itself is left
-    alone. Documents are counted by what journals record of them; --count reads them.
+    shows a transaction of which more is to come. Documents are counted by what journals record of
+    them; --count reads them. It ends when it has caught up with what was there at its start, read
+    delays included. Nothing is committed, and the task itself is left alone.
 
     Example: penstock shuffle --name acme/views --shards 4 --count
     """
@@ -141,11 +142,9 @@ async def _shuffle(
         with _spark(settings) if count else contextlib.nullcontext() as spark:
             session = await Session.open(planner, bindings, routing=routing, now=_now)
             try:
-                counting = (
-                    None
-                    if spark is None
-                    else _counting(spark, planner, bindings, routing, session.states)
-                )
+                counting = None
+                if spark is not None:
+                    counting = _counting(spark, planner, bindings, routing, session.states)
                 until = None if follow else _head(session.states.values())
                 async with contextlib.aclosing(_checkpoints(session, until)) as checkpoints:
                     async for checkpoint in checkpoints:
