@@ -148,6 +148,7 @@ class RemoteSession:
         except aio.AioRpcError as error:
             self._handover.end(_lost(error, self._url))
         finally:
+            self._handover.end(SessionClosed("the connection was closed", where=self._url))
             call.cancel()
 
     def _take(self, response: pb.SessionResponse) -> None:

@@ -167,45 +167,41 @@ class _Served:
         self._given: dict[int, Checkpoint] = {}
         self._numbers = count(1)
         self._pen = asyncio.Lock()
-        """Whoever holds it writes; in turn, so a checkpoint is sent before what is said of it."""
+        """Whoever holds it writes, in turn. Who takes a checkpoint does not wait in between, so it
+        is sent before anything that follows from its being taken."""
 
     async def run(self) -> None:
         """Answer requests until the client ends its side, or the session is at its end."""
-        answering: list[asyncio.Task[None]] = []
+        answering: set[asyncio.Task[None]] = set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 while (request := await self._context.read()) is not aio.EOF:
-                    if (answer := self._handle(request)) is not None:
-                        answering = [task for task in answering if not task.done()]
-                        answering.append(tasks.create_task(answer))
+                    for answer in self._answers(request):
+                        answering.add(task := tasks.create_task(answer))
+                        task.add_done_callback(answering.discard)
                 for task in answering:
                     task.cancel()
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 
-    def _handle(self, request: pb.SessionRequest) -> Coroutine[None, None, None] | None:
+    def _answers(self, request: pb.SessionRequest) -> Sequence[Coroutine[None, None, None]]:
         match request.WhichOneof("request"):
             case "next_checkpoint":
-                return self._next_checkpoint()
+                answered = asyncio.Event()
+                return self._next_checkpoint(answered), self._tell_why(answered)
             case "caught_up":
-                return self._caught_up(request.caught_up.revision)
+                return (self._caught_up(request.caught_up.revision),)
             case "consumed":
                 self._consume(request.consumed.checkpoint)
-                return None
+                return ()
             case unexpected:
                 raise UserError(f"{unexpected or 'nothing known'} was sent to an open session")
 
-    async def _next_checkpoint(self) -> None:
-        asked = asyncio.create_task(self._session.next_checkpoint())
+    async def _next_checkpoint(self, answered: asyncio.Event) -> None:
         try:
-            told = ""
-            while not (await asyncio.wait([asked], timeout=self._waiting_s))[0]:
-                if (why := self._session.waiting_for()) != told:
-                    told = why
-                    await self._write(pb.SessionResponse(waiting=pb.Waiting(why=why)))
-            checkpoint = await asked
+            checkpoint = await self._session.next_checkpoint()
         finally:
-            asked.cancel()
+            answered.set()
         if len(self._given) >= UNCONSUMED_MAX:
             raise UserError(
                 f"{len(self._given)} checkpoints are not consumed",
@@ -216,6 +212,18 @@ class _Served:
         async with self._pen:
             for part in wire.checkpoint_parts(number, checkpoint):
                 await self._context.write(pb.SessionResponse(checkpoint=part))
+
+    async def _tell_why(self, answered: asyncio.Event) -> None:
+        """Say what is waited for, now and then, until there is an answer."""
+        told = ""
+        while not answered.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._waiting_s):
+                    await answered.wait()
+                    return
+            if (why := self._session.waiting_for()) != told:
+                told = why
+                await self._write(pb.SessionResponse(waiting=pb.Waiting(why=why)))
 
     async def _caught_up(self, revision: int) -> None:
         await self._session.caught_up(revision)
