@@ -11,11 +11,12 @@ from penstock.errors import UsageError, UserError
 from penstock.model.schema import compiled
 from penstock.model.shape import Shape
 from penstock.model.spec import Catalog, CollectionSpec
+from penstock.runtime.ops import OPS
 
 
 def find_collection(catalog: Catalog, name: str) -> CollectionSpec:
-    """The collection of this name, which must be there."""
-    spec = catalog.collection(name)
+    """The collection of this name, which must be there, as those always are that tasks write."""
+    spec = catalog.collection(name) or next((each for each in OPS if each.name == name), None)
     if spec is None:
         raise unknown_collection(name, [known.name for known in catalog.collections])
     return spec

@@ -9,8 +9,10 @@ one runs the task. Everything else needs a person, and is raised.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +23,7 @@ from penstock.runtime.materialize.build import Built
 from penstock.runtime.materialize.leader import Control, Ended, World, run_session
 from penstock.runtime.materialize.work import Progress
 from penstock.runtime.requests import obey
+from penstock.runtime.task_log import task_log
 from penstock.runtime.triggers import TriggerFailed
 
 _log = logging.getLogger("penstock.runtime")
@@ -41,7 +44,7 @@ async def supervise(
     built: Built,
     world: World,
     control: Control,
-    patience: Patience = Patience(),  # noqa: B008
+    patience: Patience = Patience(),  # noqa: B008 - frozen
 ) -> None:
     """Run sessions until one stops as asked; raises what no further session would mend."""
     failures = 0
@@ -53,9 +56,7 @@ async def supervise(
         told(progress)
 
     control.on_progress = progressed
-    store = world.planner.journals.store
-    requests = asyncio.create_task(obey(store, built.name, control), name="requests")
-    try:
+    async with _kept_log(built, world), _obedient(built, world, control):
         while True:
             try:
                 if await run_session(built, world, control) is Ended.STOPPED:
@@ -65,13 +66,35 @@ async def supervise(
             except PenstockError as error:
                 failures += 1
                 if not is_transient(error) or failures == patience.failures_max:
+                    _log.error("%s: %s", built.name, _one_line(error))
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
                 _log.warning("%s: %s; trying again in %.1f s", built.name, _one_line(error), wait_s)
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
+
+
+def _kept_log(built: Built, world: World) -> contextlib.AbstractAsyncContextManager[None]:
+    return task_log(
+        world.planner,
+        kind="materialization",
+        task=built.name,
+        level=built.log_level,
+        now=world.now,
+        entropy=world.entropy,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _obedient(built: Built, world: World, control: Control) -> AsyncIterator[None]:
+    """Within this, the task does what other processes ask of it."""
+    store = world.planner.journals.store
+    requests = asyncio.create_task(obey(store, built.name, control), name="requests")
+    try:
+        yield
     finally:
-        control.on_progress = told
         requests.cancel()
+        with contextlib.suppress(asyncio.CancelledError, PenstockError):
+            await requests
 
 
 def is_transient(error: BaseException) -> bool:

@@ -6,8 +6,10 @@ says of its endpoint. Nothing is changed anywhere yet; every mistake that can be
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import msgspec
 
@@ -33,6 +35,14 @@ from penstock.runtime.materialize.fields import (
 from penstock.runtime.triggers import Triggers
 from penstock.shuffle.binding import Binding, columns_of, materialization_bindings
 
+_LEVELS: Final = {
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": logging.DEBUG,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTarget:
@@ -57,6 +67,8 @@ class Built:
     runtime: runtime.Task
     """As its leader's machines see it."""
     targets: tuple[BoundTarget, ...]
+    log_level: int = logging.INFO
+    """From which on what the task logs is kept."""
     connector: Materialization = field(repr=False)
     triggers: Triggers = field(repr=False)
 
@@ -126,6 +138,7 @@ def build(
             has_triggers=bool(triggers),
         ),
         targets=targets,
+        log_level=_LEVELS[spec.shards.log_level],
         connector=connector,
         triggers=triggers,
     )

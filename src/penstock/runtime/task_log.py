@@ -1,0 +1,139 @@
+"""What a task logs, also kept as documents of `ops/logs`.
+
+Records go to standard error as always. Those that are logged while a task runs, in its own code or
+below it, are collected beside that and appended to the task's journal, a few seconds later and in
+transactions of their own: what a task says of its troubles must not be lost with the transaction
+that has them. A store that is out of order loses them; that is told on standard error too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from typing import Final
+
+from penstock.errors import PenstockError
+from penstock.journal.planning import Planner
+from penstock.journal.publisher import Fixed, Publisher
+from penstock.journal.schemas import layout
+from penstock.model.clock import Clock, Producer
+from penstock.model.json_order import Json
+from penstock.native.arrow import to_arrow
+from penstock.runtime import ops
+from penstock.servicekit.secrets import mask
+
+FLUSH_S: Final = 2.0
+RECORDS_MAX: Final = 10_000
+"""Kept until the next flush; of more, the oldest are lost."""
+
+_TASK: ContextVar[str | None] = ContextVar("penstock-task", default=None)
+_log = logging.getLogger("penstock.runtime")
+
+
+class _Collector(logging.Handler):
+    """Keeps the records of one task."""
+
+    def __init__(self, kind: str, task: str, level: int) -> None:
+        super().__init__(level)
+        self._kind = kind
+        self._task = task
+        self.documents: deque[dict[str, Json]] = deque(maxlen=RECORDS_MAX)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _TASK.get() != self._task:
+            return
+        instant = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        document: dict[str, Json] = {
+            "shard": {"kind": self._kind, "name": self._task},
+            "ts": instant.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "message": mask(record.getMessage()),
+        }
+        said = getattr(record, "fields", None)
+        if isinstance(said, dict) and said:
+            document["fields"] = {name: _plain(value) for name, value in said.items()}
+        self.documents.append(document)
+
+
+def _plain(value: object) -> Json:
+    return value if isinstance(value, bool | int | float | str | None) else mask(str(value))
+
+
+@contextlib.asynccontextmanager
+async def task_log(
+    planner: Planner,
+    *,
+    kind: str,
+    task: str,
+    level: int,
+    now: Callable[[], Clock],
+    entropy: Callable[[int], bytes],
+) -> AsyncIterator[None]:
+    """Within this, what the task logs is kept."""
+    collector = _Collector(kind, task, level)
+    root = logging.getLogger("penstock")
+    root.addHandler(collector)
+    token = _TASK.set(task)
+    writer = _Writer(planner, collector, kind=kind, task=task, now=now, entropy=entropy)
+    flushing = asyncio.create_task(writer.run(), name="task log")
+    try:
+        yield
+    finally:
+        _TASK.reset(token)
+        root.removeHandler(collector)
+        flushing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await flushing
+        await writer.flush()
+
+
+class _Writer:
+    """Appends what was collected."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        collector: _Collector,
+        *,
+        kind: str,
+        task: str,
+        now: Callable[[], Clock],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._planner = planner
+        self._collector = collector
+        self._journal = ops.journal_of(ops.LOGS, kind=kind, task=task)
+        self._now = now
+        self._entropy = entropy
+        self._root = layout(ops.LOGS.write_schema.text)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Append what there is; what cannot be appended is told, and dropped."""
+        documents = list(self._collector.documents)
+        self._collector.documents.clear()
+        if not documents:
+            return
+        try:
+            await self._planner.journals.create(self._journal)
+            publisher = Publisher(
+                self._planner.journals,
+                self._planner.blobs,
+                self._planner.schemas,
+                [Fixed(spec=ops.LOGS, journal=str(self._journal))],
+                producer=Producer.from_random(self._entropy(6)),
+                now=self._now,
+            )
+            await publisher.publish(0, to_arrow(documents, self._root))
+            await publisher.commit_now()
+        except PenstockError as error:
+            _log.warning("%d records of a task's log are lost: %s", len(documents), error.what)
