@@ -101,29 +101,29 @@ _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fe
 _APPLIED = failpoints.declare("leader.after-apply", "the endpoint was applied to, not recorded yet")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
 _AFTER: Final[Mapping[type[Action], str]] = {
-    kind: failpoints.declare(f"leader.after-{name}", text)
-    for kind, name, text in (
-        (Load, "load", "a checkpoint is part of the open transaction"),
-        (Gather, "gather", "the input of a transaction is gathered"),
-        (Flush, "flush", "the job of a transaction is done, nothing of it recorded"),
-        (Store, "store", "rows are staged or stored, and its hint is durable"),
-        (WriteStats, "stats", "the stats document is published, not acknowledged"),
-        (StartCommit, "start-commit", "the endpoint has what the commit needs, or has committed"),
-        (Acknowledge, "acknowledge", "the endpoint shows the transaction"),
-        (WriteIntents, "intents", "ACKs of a transaction are written"),
-        (CallTrigger, "trigger", "webhooks were called, which is not recorded yet"),
-    )
+    Load: failpoints.declare("leader.after-load", "a checkpoint is part of the open transaction"),
+    Gather: failpoints.declare("leader.after-gather", "the input of a transaction is gathered"),
+    Flush: failpoints.declare("leader.after-flush", "its job is done, and nothing is recorded"),
+    Store: failpoints.declare("leader.after-store", "rows are staged or stored, and hinted"),
+    WriteStats: failpoints.declare("leader.after-stats", "statistics are published, without ACK"),
+    StartCommit: failpoints.declare(
+        "leader.after-start-commit", "the endpoint has committed, or has what the commit needs"
+    ),
+    Acknowledge: failpoints.declare("leader.after-acknowledge", "the endpoint shows it"),
+    WriteIntents: failpoints.declare("leader.after-intents", "ACKs of it are written"),
+    CallTrigger: failpoints.declare("leader.after-trigger", "webhooks were called, unrecorded"),
 }
-_PERSISTED = {
-    kind: failpoints.declare(f"leader.after-{kind.name.lower().replace('_', '-')}-record", text)
-    for kind, text in (
-        (Kind.APPLY, "the spec, or connector state, is recorded as applied"),
-        (Kind.HINT, "the extents of a transaction are hinted"),
-        (Kind.TRIGGER_HINT, "the trigger variables of a transaction are hinted"),
-        (Kind.COMMIT, "a transaction is committed"),
-        (Kind.ACK, "patches of an acknowledgement are recorded"),
-        (Kind.TRIGGER_DONE, "it is recorded that webhooks were called"),
-    )
+_PERSISTED: Final[Mapping[Kind, str]] = {
+    Kind.APPLY: failpoints.declare("leader.after-apply-record", "what was applied is recorded"),
+    Kind.HINT: failpoints.declare("leader.after-hint-record", "extents are hinted"),
+    Kind.TRIGGER_HINT: failpoints.declare(
+        "leader.after-trigger-hint-record", "trigger variables are hinted"
+    ),
+    Kind.COMMIT: failpoints.declare("leader.after-commit-record", "a transaction is committed"),
+    Kind.ACK: failpoints.declare("leader.after-ack-record", "acknowledged patches are recorded"),
+    Kind.TRIGGER_DONE: failpoints.declare(
+        "leader.after-trigger-done-record", "it is recorded that webhooks were called"
+    ),
 }
 
 
