@@ -383,6 +383,50 @@ def test_gap_floors_go_with_the_checkpoint_that_used_them() -> None:
     assert ask(checkpoints) == frontier("A: P1{100,0,-5}, P2{7,0,-9}", floors={0: "101"})
 
 
+@pytest.mark.parametrize(
+    ("deltas", "removed", "unresolved", "ready"),
+    [
+        pytest.param(
+            [HELD.delta], "B: P1{100,0,0}", "", "A: P1{100,0,-5}", id="all that was waited for"
+        ),
+        pytest.param([HELD.delta], "B: P1{99,0,0}", HELD.unresolved, "", id="a commit before it"),
+        pytest.param([HELD.delta], "B: P2{100,0,0}", HELD.unresolved, "", id="of somebody else"),
+        pytest.param(
+            [HELD.delta, FROZEN.delta],
+            "B: P1{100,0,0}",
+            "A: P1{200,0,-8}; B: P1{0,200,0}",
+            "A: P1{100,0,-5}",
+            id="and what has waited its turn moves up",
+        ),
+        pytest.param(
+            [HELD.delta, FROZEN.delta],
+            "B: P1{200,0,0}",
+            "",
+            "A: P1{200,0,-8}",
+            id="also of what has waited its turn",
+        ),
+    ],
+)
+def test_commits_that_were_removed_are_not_waited_for(
+    deltas: list[str], removed: str, unresolved: str, ready: str
+) -> None:
+    """Nor are they part of any checkpoint: nobody has read them, and a recovery could not."""
+    pipeline = CheckpointPipeline(EMPTY, recovery=False)
+    for delta in deltas:
+        pipeline.on_progressed(frontier(delta))
+    pipeline.discharge(frontier(removed))
+    assert stages(pipeline) == (frontier(unresolved), frontier(ready), EMPTY)
+
+
+def test_commits_are_removed_from_the_lane_that_waits_for_them() -> None:
+    checkpoints = Checkpoints(TWO_LANES, EMPTY)
+    checkpoints.on_progressed(0, frontier("A: P1{100,0,-5}; B: P1{0,100,0}"))
+    checkpoints.on_progressed(1, frontier("A/1: P1{100,0,-5}; B/1: P1{0,100,0}"))
+    checkpoints.discharge(frontier("B/1: P1{100,0,0}"))
+    assert ask(checkpoints) == frontier("A/1: P1{100,0,-5}")
+    assert checkpoints.unresolved() == frontier("B: P1{0,100,0}")
+
+
 def test_a_partial_advance_takes_no_more_than_was_hinted() -> None:
     pipeline = CheckpointPipeline(EMPTY, recovery=False)
     pipeline.on_progressed(frontier("A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{0,100,0}", lsn=(1, 1)))
@@ -669,7 +713,7 @@ def test_a_stall_is_warned_of_and_then_ends_the_session() -> None:
     assert "journal B, binding 0: producer 010000000001 is at 0x0, and 0x64" in rest[0][0]
     with pytest.raises(Stalled, match=f"{HINT_TIMEOUT_TICKS * TICK_S // 60} minutes") as caught:
         checkpoints.tick()
-    assert "priority 0, bindings 0" in str(caught.value.where)
+    assert "priority 0 (bindings 0)" in str(caught.value.where)
     assert "journal B, binding 0: producer 010000000001" in str(caught.value.why)
     assert "start" in str(caught.value.fix)
 

@@ -1,6 +1,7 @@
 """Deliveries wait for the checkpoint that covers their commit, and are handed out once."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -143,6 +144,13 @@ def test_rows_that_were_seen_before_do_not_count_as_cut() -> None:
     again = delivery("A", P1, 30, visible(P1, 10, 29, clock_gt=20))
     box = outbox(again)
     assert box.take(frontier(("A", P1, 20))) == ()
+    assert box.take(frontier(("A", P1, 30))) == (again,)
+
+
+def test_what_comes_again_after_a_deep_rollback_is_not_cut_by_the_commit_before_it() -> None:
+    again = replace(delivery("A", P1, 30, visible(P1, 16, 29, clock_gt=15)), again=True)
+    box = outbox(FIRST, again)
+    assert box.take(frontier(("A", P1, 20))) == (FIRST,)
     assert box.take(frontier(("A", P1, 30))) == (again,)
 
 

@@ -314,7 +314,8 @@ def _indented(lines: str) -> str:
 
 
 def _name(lane: Lane) -> str:
-    return f"the lane of priority {lane.priority}, bindings {', '.join(map(str, lane.bindings))}"
+    bindings = ", ".join(map(str, lane.bindings))
+    return f"the lane of priority {lane.priority} (bindings {bindings})"
 
 
 def _minutes(ticks: int) -> str:
