@@ -125,9 +125,13 @@ class Read:
         """Commits that producers have rolled back behind. They were delivered, and stay reported:
         a last commit that went down would hold deliveries back, and lose the begin of a span."""
         self._spans: dict[Producer, _Span] = {}
-        self._bytes_read = history.bytes_end - history.bytes_from(self.position)
-        self._bytes = ByteProgress.starting_at(self._bytes_read)
+        self.place_bytes()
         self.skip_removed()
+
+    def place_bytes(self) -> None:
+        """Count bytes from here on. What lies behind the known end of the journal has none yet."""
+        self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
+        self._bytes = ByteProgress.starting_at(self._bytes_read)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -174,6 +174,9 @@ class Topology:
             self._drop(history)
             return reads
         history.move(state)
+        for read in reads:
+            if read.position > before.end:  # metadata lagged behind the checkpoint
+                read.place_bytes()
         self.lossy = self.lossy or not history.holds_anything
         if state.status is not before.status:
             self.notices.append(f"journal {history.name} is {state.status.value} now")
