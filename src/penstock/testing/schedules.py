@@ -44,6 +44,8 @@ class Setting:
     late: int
     """How many of these come late."""
     reads: Sequence[Reads]
+    later: int
+    """How many of these the task begins to read later."""
     index_gap: int
     habits: Habits
     options: Options
@@ -84,6 +86,7 @@ class Simulation:
             self.writers,
             bindings_of(setting.reads, gap=setting.index_gap),
             setting.options,
+            later=setting.later,
             open_session=open_session,
             paces=setting.paces,
         )
@@ -92,7 +95,8 @@ class Simulation:
         """What a task does when nothing disturbs it: a few steps of its usual circle."""
         task = self.task
         for _ in range(rng.randint(1, 4)):
-            task.learn(rng)
+            if rng.random() < 0.8:
+                task.learn(rng)
             task.request(rng)
             task.plan(rng)
             if rng.random() < 0.8:
@@ -105,7 +109,9 @@ class Simulation:
     def end_transaction(self, rng: Random) -> None:
         """Prepare, commit, and perhaps crash in between."""
         self.task.prepare(rng)
-        if rng.random() < 0.25:
+        if rng.random() < 0.3:
+            self.read_some(rng)
+        if rng.random() < 0.35:
             self.task.crash(rng)
         else:
             self.task.commit(rng)
@@ -171,7 +177,7 @@ _WEIGHTS: Final = {
     "roll back deep": 0.3,
     "acknowledge partly": 1,
     "read some": 14,
-    "learn": 2,
+    "learn": 4,
     "plan": 2,
     "finish round": 2,
     "abandon round": 1,
@@ -191,6 +197,11 @@ _WEIGHTS: Final = {
 _REMOVING: Final = {"retain": 1.5, "suspend": 1, "resume": 1, "drop": 0.7, "create": 1.5}
 
 
+_SKEW_S: Final = (-7200, -40, 20, 3600, 50 * 3600)
+_SKEW_S_REMOVING: Final = (-250, -40, 20, 250)
+"""Within GAP_MARGIN of each other: beyond it, nobody can tell what was removed by its clock."""
+
+
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed; always the same."""
     rng = chance(seed)
@@ -198,29 +209,29 @@ def schedule(seed: int) -> Schedule:
     removes = rng.random() < 0.2
     if removes:
         weights.update(_REMOVING)
-    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((15, 30, 30, 60)))
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 20, 30, 50)))
     return Schedule(
         seed=seed,
-        setting=_setting(rng),
+        setting=_setting(rng, removes=removes),
         steps=tuple(Step(name, rng.getrandbits(32)) for name in names),
     )
 
 
-def _setting(rng: Random) -> Setting:
+def _setting(rng: Random, *, removes: bool) -> Setting:
     collections: dict[str, Sequence[str]] = {}
-    for name in ("a/one", "a/two-by-region", "b/three")[: rng.choice((1, 2, 2, 3))]:
+    for name in ("a/one", "a/two-by-region", "b/three")[: rng.choice((1, 2, 2, 2, 3))]:
         parts = ("region=eu/", "region=us/") if is_partitioned(name) else ("",)
         journals = [f"{name}/{part}pivot={pivot}" for pivot in ("00", "80") for part in parts]
         collections[name] = journals[: rng.randint(1, 3)]
     names = list(collections)
     reads = []
-    for _ in range(rng.choice((1, 2, 2, 3, 4))):
-        collection = rng.choice(names)
+    for at in range(rng.choice((1, 2, 2, 3, 4))):
+        collection = names[at] if at < len(names) and rng.random() < 0.8 else rng.choice(names)
         reads.append(
             Reads(
                 collection=collection,
-                priority=rng.choice((0, 0, 0, 1)),
-                read_delay=rng.choice((0, 0, 0, duration(2), duration(90))),
+                priority=rng.choice((0, 0, 0, 0, 1)),
+                read_delay=rng.choice((0, 0, 0, 0, 0, duration(2), duration(90))),
                 region=rng.choice((None, "eu")) if is_partitioned(collection) else None,
             )
         )
@@ -228,6 +239,7 @@ def _setting(rng: Random) -> Setting:
         collections=collections,
         late=rng.choice((0, 0, 1)),
         reads=tuple(reads),
+        later=rng.choice((0, 0, 1)) if len(reads) > 1 else 0,
         index_gap=rng.choice((1, 1, 3)),
         habits=Habits(
             rows_max=rng.choice((1, 3, 3, 5)),
@@ -235,6 +247,7 @@ def _setting(rng: Random) -> Setting:
             repeat=rng.choice((0, 0.25)),
             interleave=rng.choice((0, 0.2)),
             skew=rng.choice((0, 0.5)),
+            skew_s=_SKEW_S_REMOVING if removes else _SKEW_S,
             contradict=0.5 if rng.random() < 0.03 else 0,
         ),
         options=Options(

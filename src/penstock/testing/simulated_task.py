@@ -9,6 +9,7 @@ is handed to a `Ledger`, which knows better.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -19,7 +20,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.selector import PartitionFilter
 from penstock.journal.state import JournalState
 from penstock.model import frontier_codec
-from penstock.model.clock import Clock
+from penstock.model.clock import Clock, Flag
 from penstock.model.completed import STALENESS_HORIZON
 from penstock.model.durable import prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier
@@ -125,6 +126,39 @@ class _Prepared:
 OpenSession = Callable[..., SessionState]
 
 
+class Bytes:
+    """What the checkpoints of a session say was read, and remains."""
+
+    def __init__(self, world: World, resume: Frontier) -> None:
+        self._world = world
+        self._start = {(read.journal, read.binding): read.cut_floor for read in resume}
+        self._told: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Bytes are told once, by checkpoints that are no peeks, and add up."""
+        table = checkpoint.frontier.table
+        if checkpoint.is_peek and (table.bytes_read.any() or table.bytes_behind.any()):
+            raise Violation("a peek tells bytes")
+        for key, read, behind in zip(
+            table.keys, table.bytes_read.tolist(), table.bytes_behind.tolist(), strict=True
+        ):
+            before = self._told.get(key, (0, 0))
+            self._told[key] = told = before[0] + read, before[1] + behind
+            if min(told) < 0 and key[0] not in self._world.removed:
+                raise Violation(f"{key}: {told} bytes were read, and remain")
+
+    def check_end(self) -> None:
+        """Everything was read: nothing remains, and all of it was told, if the end was."""
+        for (name, binding), told in self._told.items():
+            journal = self._world.journals[name]
+            if name in self._world.removed or journal.state.pages or not journal.ends_closed:
+                continue
+            rows = journal.stamps[self._start.get((name, binding), 0) :]
+            size = self._world.habits.row_bytes * sum(r.kind is not Flag.ACK_TXN for r in rows)
+            if told != (size, 0):
+                raise Violation(f"{name}, binding {binding}: of {size} bytes {told} were told")
+
+
 class Task:
     """The leader of a task, with what it keeps durable; its methods are actions."""
 
@@ -135,13 +169,18 @@ class Task:
         bindings: Sequence[Binding],
         options: Options,
         *,
+        later: int = 0,
         open_session: OpenSession = SessionState,
         paces: bool = False,
     ) -> None:
-        """With `paces`, listings lie: some journals are shown older than their revision."""
+        """So many of the bindings come `later`, with a new version of the task.
+
+        With `paces`, listings lie: some journals are shown older than their revision.
+        """
         self.world = world
         self.writers = writers
         self.bindings = bindings
+        self._active = bindings[: len(bindings) - later]
         self.options = options
         self.transactions = 0
         self.recoveries = 0
@@ -159,7 +198,7 @@ class Task:
         self._cohorts = cohorts
         self.ledger = Ledger(
             cohorts=cohorts,
-            reads=lambda binding, journal: self._reads[binding, journal],
+            reads=self._is_read,
             committed=world.committed,
             written=world.written,
             lost=world.is_lost,
@@ -185,10 +224,15 @@ class Task:
         if rng.random() < 0.3:
             resume = self._pruned(resume)
         self.recovers = resume.unresolved_hints > 0
-        self._resume = resume
+        if rng.random() < 0.5:
+            self._active = self.bindings
+        self._shards = rng.randint(1, 3)
         self._session = self._open_session(
-            self.bindings, shards=rng.randint(1, 3), resume=resume, options=self.options
+            self._active, shards=self._shards, resume=resume, options=self.options
         )
+        self._bytes = Bytes(self.world, resume)
+        self._held = 0
+        self._flushed = (0,) * self._shards
         self._known = dict.fromkeys(self._collections(), -1)
         self._withheld: dict[str, JournalState] = {}
         self._round: Round | None = None
@@ -217,7 +261,10 @@ class Task:
         return pruned
 
     def _collections(self) -> list[str]:
-        return sorted({binding.collection.name for binding in self.bindings})
+        return sorted({binding.collection.name for binding in self._active})
+
+    def _is_read(self, binding: int, journal: str) -> bool:
+        return self._reads[binding, journal] and any(b.index == binding for b in self._active)
 
     def crash(self, rng: Random) -> None:
         """The process dies."""
@@ -317,6 +364,8 @@ class Task:
         """The rows of a round are staged."""
         if self._round is not None:
             round_, self._round = self._round, None
+            self._require(self._held * 2 < self.options.disk_limit * 3, "the disk limit is ignored")
+            self._held += round_.bytes
             self._guarded(lambda: self._session.commit(round_))
 
     def abandon_round(self, rng: Random) -> None:
@@ -348,17 +397,32 @@ class Task:
         open_.frontier = open_.frontier.reduce(checkpoint.frontier)
         open_.docs += self._docs(checkpoint.deliveries)
         open_.closable = not checkpoint.is_peek
-        if checkpoint.is_peek:
-            self._require(not checkpoint.frontier.table.bytes_read.any(), "a peek tells bytes")
-        else:
+        self._check_lsn(checkpoint)
+        self._bytes.add(checkpoint)
+        if not checkpoint.is_peek:
             open_.frontier = open_.frontier.clear_discharged_hints()
             self.ledger.check(open_.docs)
         return True
 
+    def _check_lsn(self, checkpoint: Checkpoint) -> None:
+        """Logs are read forward, and as far as the checkpoint's rows were staged."""
+        flushed = checkpoint.frontier.flushed_lsn
+        self._require(
+            len(flushed) == self._shards and all(map(operator.ge, flushed, self._flushed)),
+            f"LSNs go from {self._flushed} to {flushed}",
+        )
+        self._require(
+            all(delivery.lsn <= flushed[0] for delivery in checkpoint.deliveries),
+            "a delivery comes before its round is flushed",
+        )
+        self._flushed = flushed
+
     def consume(self, rng: Random) -> None:
         """A checkpoint is drained; they are in order."""
         if self._undrained:
-            self._session.consumed(self._undrained.pop(0))
+            checkpoint = self._undrained.pop(0)
+            self._held -= checkpoint.bytes
+            self._session.consumed(checkpoint)
 
     def _docs(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Doc]]:
         docs = []
@@ -433,6 +497,9 @@ class Task:
 
     def drain(self, rng: Random) -> None:
         """Process all there is; fails if that does not come to an end, or something is left."""
+        if self._active is not self.bindings:
+            self._active = self.bindings
+            self._restart(rng)
         idle = 0
         for _ in range(STEPS_MAX):
             self._catch_up()
@@ -456,6 +523,7 @@ class Task:
                 self._wait_in_vain()
                 idle = 0
             elif idle == IDLE_STEPS:
+                self._bytes.check_end()
                 return
         raise Violation(f"{STEPS_MAX} steps do not bring it to an end")
 
@@ -515,7 +583,7 @@ class Task:
     def _excused(self, cohort: int, written: Written) -> bool:
         """Whether a transaction may be torn, by what `model.completed` says."""
         bindings = self._cohorts[cohort]
-        if any(self._reads[b, name] for b in bindings for name in self.world.removed):
+        if any(self._is_read(b, name) for b in bindings for name in self.world.removed):
             return True
         newest = 0
         for frontier in (self._committed, self._open.frontier):

@@ -23,9 +23,6 @@ from penstock.model.hints import Commit, write_acks
 from penstock.testing.shuffle_oracle import Doc, Stamp, Written
 from penstock.testing.simulation import World, short, some
 
-SKEWS: Final = (-7200, -40, 20, 3600, 50 * 3600)
-"""Seconds by which clocks of writers are wrong."""
-
 _WRITERS_MAX: Final = 4
 _REPEATABLE_MAX: Final = 6
 
@@ -110,7 +107,7 @@ class Writers:
         if free and (len(free) >= _WRITERS_MAX or rng.random() < 0.8):
             return rng.choice(free)
         skewed = rng.random() < self.world.habits.skew
-        seconds = rng.choice(SKEWS) if skewed else 0
+        seconds = rng.choice(self.world.habits.skew_s) if skewed else 0
         writer = Writer(
             producer=Producer(Producer.MULTICAST | (len(self.all) + 1)),
             skew=duration(seconds) if seconds > 0 else -duration(-seconds),

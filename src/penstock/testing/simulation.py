@@ -97,6 +97,8 @@ class Journal:
     """Where the present generation begins."""
     sequencer: Sequencer = field(default_factory=Sequencer)
     contradiction: Contradiction | None = None
+    ends_closed: bool = False
+    """Whether the last record has committed rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ class Habits:
     repeat: float = 0.25
     interleave: float = 0.15
     skew: float = 0.3
+    skew_s: Sequence[int] = (-40, 20)
+    """Seconds by which clocks of writers are wrong, if they are."""
     contradict: float = 0.0
     """What no publisher does, and makes a journal unreadable."""
 
@@ -196,6 +200,7 @@ class World:
             journal.stamps.append(stamp)
             if stamp.kind is not Flag.ACK_TXN:
                 self.offset_of.setdefault(Doc(name, stamp.producer, stamp.clock), offset)
+            journal.ends_closed = False
             if journal.contradiction is not None:
                 continue
             try:
@@ -203,6 +208,7 @@ class World:
             except Contradiction as found:
                 journal.contradiction = found
             else:
+                journal.ends_closed = bool(clocks)
                 self.committed.update(Doc(name, stamp.producer, clock) for clock in clocks)
 
     def _stamps(self, record: Record) -> Sequence[Stamp]:
