@@ -81,9 +81,11 @@ def begun(**change: object) -> Bench:
 # ------------------------------------------------------------------------------- whole transactions
 
 
-def test_two_transactions_are_pipelined_and_the_second_stops_t17_t18() -> None:
-    bench = begun(has_triggers=True)
+@pytest.mark.parametrize("overlaps", [False, True], ids=["barrier", "overlap"])
+def test_two_transactions_are_pipelined_and_the_second_stops_t17_t18(overlaps: bool) -> None:
+    bench = begun(has_triggers=True, flush_barrier=not overlaps)
     both = 0, 1
+    gather: list[tuple[list[Event], list[str]]] = [([Gathered()], [])] if overlaps else []
 
     story: list[tuple[list[Event], list[str]]] = [
         ([ready(10)], ["Load"]),
@@ -108,9 +110,9 @@ def test_two_transactions_are_pipelined_and_the_second_stops_t17_t18() -> None:
         ([Persisted(2)], ["Rotate", "Acknowledge", "Load"]),
         ([Acknowledged(shard=n, patches=({"acked": n},)) for n in both], ["Persist(ack)"]),
         ([Persisted(3)], ["WriteIntents"]),
-        ([Loaded(shard=shard) for shard in both], ["Gather"]),
+        ([Loaded(shard=shard) for shard in both], ["Gather"] if overlaps else []),
         ([IntentsWritten()], ["CallTrigger"]),
-        ([Gathered()], []),
+        *gather,
         ([TriggerCalled()], ["Persist(trigger-done)"]),
         ([Persisted(4)], ["Flush"]),
         ([StopRequested()], []),
