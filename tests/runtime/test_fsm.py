@@ -16,6 +16,7 @@ from penstock.runtime.connector import Pattern
 from penstock.runtime.materialize.messages import (
     Acknowledge,
     Acknowledged,
+    BindingReport,
     CallTrigger,
     CloseRequested,
     Event,
@@ -40,6 +41,7 @@ from penstock.runtime.materialize.state import Done, Idle, Stopped
 from penstock.runtime.materialize.task import Plan
 from penstock.runtime.protocol import OutOfTurn, Persisted
 from penstock.runtime.recovery import EndpointCheckpoint, Persist, Recovered
+from penstock.runtime.stats import rfc3339
 from runtime.leading import (
     Bench,
     a_task,
@@ -472,6 +474,30 @@ def test_h10_stats_are_of_the_transaction_and_the_session_t26_b7() -> None:
         {"acme/orders": Clock(3200)},
         {"acme/orders": Clock(2400)},  # the log keeps the later one
     ]
+
+
+@pytest.mark.parametrize("order", [(20, 10), (10, 20)], ids=["newest first", "newest last"])
+def test_h10_the_newest_source_never_goes_back_not_even_over_sessions_b7(
+    order: tuple[int, int],
+) -> None:
+    def last_source(bench: Bench) -> str:
+        stats = bench.last(WriteStats).document["materialize"]
+        return str(stats["acme/orders"]["lastSourcePublishedAt"])
+
+    def sourced(binding: int, second: int) -> BindingReport:
+        return report(binding, sourced=1, clocks=(at(second), at(second)))
+
+    bench = begun()
+    bench.transaction(ready(10), reports=(sourced(0, order[0]), sourced(1, order[1])))
+    assert last_source(bench) == rfc3339(at(20))
+    bench.transaction(ready(20), reports=(sourced(0, 15),))
+    assert last_source(bench) == rfc3339(at(20))
+
+    hinted = [dict(record.last_source_clocks) for record in bench.records("Persist(hint)")]
+    restarted = Bench(recovered=Recovered(last_source_clocks=hinted[0]))
+    restarted.settle()
+    restarted.transaction(ready(30), reports=(sourced(1, 15),))
+    assert last_source(restarted) == rfc3339(at(20))
 
 
 def test_h11_the_acks_of_the_transaction_go_to_the_endpoint_and_into_the_commit() -> None:

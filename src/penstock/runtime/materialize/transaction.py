@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from penstock.errors import Bug
 from penstock.journal.transaction import Intents
@@ -24,10 +24,8 @@ from penstock.runtime.materialize.messages import BindingReport, Loaded, Reports
 from penstock.runtime.materialize.task import Memory, Plan, Task
 from penstock.runtime.patches import Patches
 from penstock.runtime.protocol import OutOfTurn
-from penstock.runtime.recovery import EndpointCheckpoint, Persist
+from penstock.runtime.recovery import NO_INTENTS, EndpointCheckpoint, Persist
 from penstock.runtime.stats import BindingStats, materialization_stats, rfc3339
-
-NO_INTENTS: Final = Intents()
 
 K = TypeVar("K")
 V = TypeVar("V", bytes, Clock)
@@ -120,10 +118,6 @@ class Transaction:
                     )
 
     # What it adds up to
-
-    @property
-    def stored_docs(self) -> int:
-        return sum(report.stored.docs for report in self.reports.values())
 
     @property
     def max_keys(self) -> dict[int, bytes]:
