@@ -3,6 +3,7 @@
     with penstock.open(data="./.penstock") as p:
         p.apply("catalog.yaml")
         p.append("acme/orders", [{"id": 1, "total": 9.5}])
+        p.run()
         p.read("acme/orders").show()
 
 Calls block. The stores live on an event loop in a thread of its own, so an open `Penstock` may be
@@ -12,6 +13,7 @@ left running: there is one per process, and others may use it.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -21,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock.batch import TaskRun, make_world, materializations, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
 from penstock.catalog.desired import Applied
@@ -31,7 +34,7 @@ from penstock.consensus.open import open_consensus
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
-from penstock.journal.follower import LoopThread
+from penstock.journal.follower import LoopThread, current_revision
 from penstock.journal.journals import Journal, Journals
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
@@ -128,6 +131,14 @@ class Penstock:
         """
         return self._thread.run(self._append(collection, documents))
 
+    def run(self, *tasks: str, shards: int | None = None) -> tuple[TaskRun, ...]:
+        """Run the materializations of the catalog, or those named, until they have caught up.
+
+        What is there when it is called is processed when it returns. One task that fails does not
+        stop another: all are run, and then the first error is raised.
+        """
+        return self._thread.run(self._run(tasks, shards))
+
     def read(
         self,
         collection: str,
@@ -168,6 +179,19 @@ class Penstock:
 
     async def _find(self, name: str) -> CollectionSpec:
         return find_collection(await desired.load(self._store), name)
+
+    async def _run(self, names: Sequence[str], shards: int | None) -> tuple[TaskRun, ...]:
+        catalog = await desired.load(self._store)
+        specs = materializations(catalog, names)
+        until = await current_revision(self._store)
+        world = make_world(self._settings, self._store)
+        outcomes = await asyncio.gather(
+            *(run_until(catalog, spec, world, until, shards=shards) for spec in specs)
+        )
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return tuple(outcomes)
 
     async def _append(self, name: str, documents: Iterable[Mapping[str, Any]]) -> int:
         catalog = await desired.load(self._store)

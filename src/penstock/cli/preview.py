@@ -18,7 +18,6 @@ import typer
 
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import stderr
-from penstock.cli.run import make_world
 from penstock.cli.stores import opened
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
@@ -117,6 +116,7 @@ class _Preview:
         self._transactions = 0
 
     async def run(self, source: Path, name: str | None, limit_s: float | None) -> None:
+        from penstock.batch import make_world
         from penstock.catalog.build import load_catalog
         from penstock.consensus.open import open_consensus
 

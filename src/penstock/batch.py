@@ -1,0 +1,135 @@
+"""Tasks run until they have caught up: what `penstock run` and `Penstock.run` share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from penstock.connectors.builtin import materialization
+from penstock.engine import EngineOptions, open_spark
+from penstock.errors import PenstockError, UserError
+from penstock.journal.blobs import open_blobs
+from penstock.journal.journals import Journals
+from penstock.journal.planning import Planner
+from penstock.journal.schemas import Schemas
+from penstock.model.clock import from_unix
+from penstock.model.spec import Catalog, MaterializationSpec
+from penstock.runtime.materialize.build import build
+from penstock.runtime.materialize.leader import Control, World
+from penstock.runtime.supervise import Patience, supervise
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+    from penstock.runtime.materialize.work import Progress
+    from penstock.settings import Settings
+
+FAILURES_MAX: Final = 5
+"""Sessions in a row that may fail for want of an endpoint before a batch run gives up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskRun:
+    """What became of one task."""
+
+    task: str
+    transactions: int = 0
+    documents: int = 0
+    bytes: int = 0
+    """Read, as they are stored."""
+    stored: int = 0
+    jobs: int = 0
+    jobs_per_transaction_max: int = 0
+    seconds: float = 0.0
+    error: PenstockError | None = None
+
+    def add(self, progress: Progress) -> None:
+        """Count a transaction."""
+        self.transactions += 1
+        self.documents += progress.documents
+        self.bytes += progress.bytes
+        self.stored += progress.stored
+        self.jobs += progress.jobs
+        self.jobs_per_transaction_max = max(self.jobs_per_transaction_max, progress.jobs)
+
+
+@dataclass(slots=True)
+class Reins:
+    """What stops runs that are under way."""
+
+    _controls: list[Control] = field(default_factory=list)
+
+    def add(self, control: Control) -> None:
+        self._controls.append(control)
+
+    def stop(self) -> None:
+        """End each at its next transaction boundary."""
+        for control in self._controls:
+            control.stop()
+
+
+def materializations(catalog: Catalog, names: Sequence[str] = ()) -> list[MaterializationSpec]:
+    """Those named, which must be there, or all that are not disabled."""
+    by_name = {spec.name: spec for spec in catalog.materializations}
+    for name in names:
+        if name not in by_name:
+            raise UserError(
+                f"there is no task {name} to run",
+                fix=f"one of {', '.join(by_name)}"
+                if by_name
+                else "the catalog has no materialization",
+            )
+    if names:
+        return [by_name[name] for name in names]
+    return [spec for spec in catalog.materializations if not spec.shards.disable]
+
+
+def make_world(settings: Settings, store: Consensus) -> World:
+    """Where leaders live, as these settings say."""
+    options = EngineOptions(master=settings.master, conf=settings.conf)
+    return World(
+        planner=Planner(
+            journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)
+        ),
+        spark=lambda: open_spark(options),
+        now=lambda: from_unix(*divmod(time.time_ns(), 1_000_000_000)),
+        entropy=os.urandom,
+        between=(settings.data / "between").resolve().as_uri(),
+    )
+
+
+async def run_until(
+    catalog: Catalog,
+    spec: MaterializationSpec,
+    world: World,
+    revision: int,
+    *,
+    shards: int | None = None,
+    reins: Reins | None = None,
+    told: Callable[[TaskRun, Progress], None] = lambda _, __: None,
+) -> TaskRun:
+    """Run a task until it has stored what was committed up to `revision`.
+
+    Its errors are part of what became of it, and are not raised.
+    """
+    run = TaskRun(task=spec.name)
+
+    def progressed(progress: Progress) -> None:
+        run.add(progress)
+        told(run, progress)
+
+    control = Control(until_revision=revision, on_progress=progressed)
+    if reins is not None:
+        reins.add(control)
+    began = time.monotonic()
+    try:
+        built = await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
+        await supervise(built, world, control, Patience(failures_max=FAILURES_MAX))
+    except PenstockError as error:
+        run.error = error
+    finally:
+        run.seconds = time.monotonic() - began
+    return run
