@@ -176,6 +176,29 @@ async def test_several_sessions_do_not_disturb_each_other(here: World) -> None:
         await none_open(service)
 
 
+async def test_a_client_that_does_not_read_holds_back_nobody_else(here: World) -> None:
+    for n in range(30):
+        await write(here, *range(n * 10, n * 10 + 10), text="x" * 3000)
+    async with (
+        served(here) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        deaf = channel.stream_stream(
+            wire.SESSION, response_deserializer=pb.SessionResponse.FromString
+        )()
+        for message in (
+            pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
+            pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()),
+        ):
+            await deaf.write(message.SerializeToString())
+        reader = Coordinator(here)
+        async with remote(address) as reading:
+            await reader.everything(reading)
+        assert ids(reader.taken, 0) == list(range(300))
+        deaf.cancel()
+        await none_open(service)
+
+
 async def test_who_waits_is_told_what_for(here: World) -> None:
     async with served(here, waiting_s=0.01) as (_, address), remote(address) as reading:
         asked = asyncio.create_task(reading.next_checkpoint())

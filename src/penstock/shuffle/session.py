@@ -138,7 +138,13 @@ class Session:
         refer to journals. `lookup` is asked about runs that are too long to be looked at here. If
         opening fails or is cancelled, nothing of it is left.
         """
-        state = SessionState(bindings, shards=len(routing.shards), resume=resume, options=options)
+        shards = len(routing.shards)
+        try:
+            state = SessionState(bindings, shards=shards, resume=resume, options=options)
+        except BaseException:
+            if log is not None:
+                await log.close()
+            raise
         session = cls(planner, state, bindings, log=log, now=now, lookup=lookup, tick_s=tick_s)
         try:
             session._running = asyncio.create_task(session._run(), name="shuffle session")
@@ -230,7 +236,6 @@ class Session:
         while True:
             self._wake.clear()
             pause_s = await self._advance()
-            await self._reclaim()
             if loop.time() >= tick_at:
                 for warning in self._state.tick():
                     _log.warning(warning)
@@ -242,6 +247,7 @@ class Session:
     async def _advance(self) -> float:
         """Do all that can be done now; how long until time alone will bring more, in seconds."""
         while True:
+            await self._reclaim()
             step = self._state.plan(self._now())
             for notice in self._state.take_notices():
                 _log.info(notice)
