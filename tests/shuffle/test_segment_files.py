@@ -114,6 +114,25 @@ def test_large_documents_are_written_in_small_batches(tmp_path: Path) -> None:
     assert max(each.nbytes for each in read) <= BATCH_BYTES
 
 
+def test_a_task_holds_a_batch_at_a_time(tmp_path: Path) -> None:
+    """A hundred batches of a megabyte, of which no more than a few are ever in memory."""
+    before, most = pa.total_allocated_bytes(), 0
+
+    def watched() -> Iterator[pyarrow.RecordBatch]:
+        nonlocal most
+        for number in range(100):
+            yield batch(clocks(*range(100 * number, 100 * number + 100)), text="x" * 10_000)
+            most = max(most, pa.total_allocated_bytes() - before)
+
+    path, rows = tmp_path / "segment", 0
+    _write_file(path, _Rows(3).checked(watched()))
+    for each in _rows_of(Read(path=str(path), wanted=None), batch([]).schema):
+        rows += each.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 10_000
+    assert most < 10 << 20
+
+
 def test_no_rows_no_file(tmp_path: Path) -> None:
     _write_file(tmp_path / "segment", iter(()))
     assert list(tmp_path.iterdir()) == []

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal.publishing import world
 from penstock.errors import Bug
+from penstock.journal.follower import current_revision
+from penstock.journal.state import JournalState
 from penstock.model.clock import Clock, Producer
+from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.pressure import Pressure
+from penstock.shuffle.rounds import Round
 from penstock.shuffle.segments import (
     Clocks,
     Fenced,
@@ -19,10 +28,13 @@ from penstock.shuffle.segments import (
     Segment,
     SegmentRead,
     Segments,
+    clocks_of,
     discarded_name,
     outdated,
     session_name,
 )
+from penstock.shuffle.state import Options
+from shuffle.following import SPLIT, publish, publisher, session
 from shuffle.staging import ONE, THREE, TWO, Staged, Task, Wrote, deliveries, wrote
 
 TASK = Task()
@@ -258,6 +270,7 @@ def test_rows_of_no_delivery_are_refused(stray: Wrote) -> None:
     segments.begin(1, deliveries([FIRST]))
     with pytest.raises(Bug, match="that no delivery of it has"):
         segments.commit(manifest(1, [stray]))
+    segments.abandon(1)
 
 
 def test_a_round_that_failed_may_be_staged_again() -> None:
@@ -373,6 +386,65 @@ def test_a_slow_consumer_keeps_the_disk_within_the_limit_and_one_round(
             pressure.release(pressure.bytes - segments.bytes[0])
         assert segments.bytes[0] < limit + 10 * 30
         assert len(segments._rounds) == len(waiting), "what was consumed is still known"
+
+
+class Ledger:
+    """Stages the rounds of a session, as far as that is known without their rows."""
+
+    def __init__(self) -> None:
+        self.segments = Segments(1)
+        self.scans = 0
+
+    async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
+        if round_.deliveries:
+            ranges: dict[tuple[int, Producer], Clocks] = {}
+            for clocks in map(clocks_of, round_.deliveries):
+                before = ranges.get(clocks.source, clocks)
+                first, last = min(before.first, clocks.first), max(before.last, clocks.last)
+                ranges[clocks.source] = replace(clocks, first=first, last=last)
+            made = Segment(shard=0, path=str(round_.lsn), rows=1, ranges=tuple(ranges.values()))
+            self.segments.begin(round_.lsn, round_.deliveries)
+            self.segments.commit(Manifest.of(round_.lsn, [made], shards=1))
+
+    def take(self, taken: Checkpoint) -> None:
+        reads = self.segments.take(taken.deliveries)
+        assert bool(reads) == bool(taken.deliveries)
+        self.scans += 1
+
+    async def reclaim(self, checkpoint: Checkpoint) -> None:
+        self.segments.reclaim(checkpoint.deliveries)
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_checkpoints_never_want_a_part_of_what_interleaves(seed: int, tmp_path: Path) -> None:
+    """Two writers over four journals, who acknowledge one journal at a time, and take turns."""
+    chance = random.Random(seed)
+    ledger = Ledger()
+    ahead = Options(read_ahead=True, round_max_fragments=chance.choice([1, 3, 8]))
+    number = count()
+    async with world(tmp_path) as here, session(here, log=ledger, options=ahead) as following:
+
+        async def write_many() -> None:
+            to = publisher(here, SPLIT)
+            for _ in range(8):
+                ids = [next(number) for _ in range(chance.randint(1, 8))]
+                await publish(to, ids, payments=chance.random() < 0.7)
+                await to.write_intents(await to.commit())
+
+        async def read_all() -> None:
+            while True:
+                taken = await following.next_checkpoint()
+                ledger.take(taken)
+                following.consumed(taken)
+
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read_all())
+            await asyncio.gather(write_many(), write_many())
+            await following.caught_up(await current_revision(here.journals.store))
+            reading.cancel()
+        assert ledger.scans
 
 
 # ------------------------------------------------------------------------------------ directories

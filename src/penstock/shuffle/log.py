@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import shutil
 import uuid
@@ -101,12 +102,13 @@ class LogClosed(PenstockError):
 class Log:
     """The staged rows of one session, made by `open`; lives on one event loop."""
 
-    def __init__(self, spark: SparkSession, directory: Path, *, epoch: int, shards: int) -> None:
+    def __init__(
+        self, spark: SparkSession, directory: Path, segments: Segments, *, epoch: int
+    ) -> None:
         self.directory = directory
         self._spark = spark
+        self._segments = segments
         self._epoch = epoch
-        self._shards = shards
-        self._segments = Segments(shards)
         self._schema = t.StructType(_STAMP.fields)
         self._staging: asyncio.Task[Manifest] | None = None
         self._scans = 0
@@ -121,6 +123,7 @@ class Log:
         What sessions of older epochs have left there is deleted. Raises `Fenced` if there is one of
         this epoch or of a newer one. If opening fails or is cancelled, nothing of it is left.
         """
+        segments = Segments(shards)
         opening = asyncio.ensure_future(asyncio.to_thread(_claim, directory, epoch))
         try:
             own = await asyncio.shield(opening)
@@ -129,7 +132,7 @@ class Log:
             if opening.exception() is None:
                 await asyncio.to_thread(_discard, opening.result())
             raise
-        return cls(spark, own, epoch=epoch, shards=shards)
+        return cls(spark, own, segments, epoch=epoch)
 
     @property
     def bytes(self) -> tuple[int, ...]:
@@ -166,28 +169,32 @@ class Log:
         directory = self.directory / _round_name(lsn)
         try:
             schema = _united(self._schema, frame.schema)
-            await self._on_disk(directory.mkdir)
+            await self._on_disk(functools.partial(directory.mkdir, exist_ok=True))
             written = await self._write(lsn, frame, directory)
             failpoints.hit(_WRITTEN)
-            manifest = Manifest.of(lsn, written, shards=self._shards)
+            manifest = Manifest.of(lsn, written, shards=self._segments.shards)
             used = {Path(each.path).name for each in manifest.segments if each.path is not None}
             await self._on_disk(_sweep, directory, used)
+            self._segments.commit(manifest)
         except BaseException:
             self._segments.abandon(lsn)
             await _ended(asyncio.ensure_future(asyncio.to_thread(_discard, directory)))
             raise
-        self._segments.commit(manifest)
         self._schema = schema
         failpoints.hit(_STAGED)
         return manifest
 
     async def _write(self, lsn: int, frame: DataFrame, directory: Path) -> list[Segment]:
         """Run the job of a round, again if it fails; what its tasks report."""
-        for attempt in range(1, ATTEMPTS_MAX + 1):
-            # A frame of its own: adaptive execution would answer with the error it remembers.
-            write = frame.mapInArrow(segment_writer(str(directory)), REPORT)
+
+        def job() -> list[t.Row]:
+            # A new frame each time: adaptive execution would answer with the error it remembers.
+            return frame.mapInArrow(segment_writer(str(directory)), REPORT).collect()
+
+        attempt = 1
+        while True:
             try:
-                rows = await _run_job(self._spark, f"{self.directory.name}/{lsn}", write.collect)
+                rows = await _run_job(self._spark, f"{self.directory.name}/{lsn}", job)
             except (PySparkException, Py4JError) as error:
                 if not await asyncio.to_thread(self.directory.is_dir):
                     raise self._replaced() from None
@@ -198,13 +205,13 @@ class Log:
                         why=_reason(error),
                         fix="see what Spark logged; the task resumes from what it committed",
                     ) from error
+                attempt += 1
             else:
-                # Spark runs no task at all over what turned out to be empty. Every row goes through
-                # one, and each of them reports: no report, no row.
+                # Spark runs no task over what turned out to be empty. Every row goes through a
+                # task, and every task reports: no report, no row.
                 return [reported(row, lsn) for row in rows] or [
-                    Segment(shard=shard, path=None) for shard in range(self._shards)
+                    Segment(shard=shard, path=None) for shard in range(self._segments.shards)
                 ]
-        raise AssertionError("unreachable")
 
     # ------------------------------------------------------------------------------------ scanning
 
@@ -237,7 +244,8 @@ class Log:
             wanted = None if each.wanted is None else Wanted.of(each.wanted)
             read = Read(path=str(self.directory / each.path), wanted=wanted)
             by_shard.setdefault(each.shard, []).append(read)
-        shards = self._spark.range(0, self._shards, 1, numPartitions=self._shards)
+        count = self._segments.shards
+        shards = self._spark.range(0, count, 1, numPartitions=count)
         frame = shards.mapInArrow(segment_reader(by_shard, schema), schema)
         if any(len(some) > 1 for some in by_shard.values()):
             return frame.sortWithinPartitions(f.desc(PRIORITY), *ORDER[1:])
@@ -269,7 +277,7 @@ class Log:
             await asyncio.wait([self._staging])
         await self._scanned.wait()
         failpoints.hit(_CLOSED)
-        await asyncio.to_thread(_discard, self.directory)
+        await self._on_disk(_discard, self.directory)
 
     def _check_open(self) -> None:
         if self._closing is not None:

@@ -154,7 +154,7 @@ class Segments:
     def __init__(self, shards: int) -> None:
         if shards < 1:
             raise ValueError(f"a log of {shards} shards stages nothing")
-        self._shards = shards
+        self.shards = shards
         self._rounds: dict[int, _Round] = {}
         self._flushed = 0
         self._in_flight: tuple[int, _Round] | None = None
@@ -163,7 +163,7 @@ class Segments:
     @property
     def flushed_lsn(self) -> tuple[int, ...]:
         """By shard, the last round that is on disk; all shards of a round are staged at once."""
-        return (self._flushed,) * self._shards
+        return (self._flushed,) * self.shards
 
     @property
     def bytes(self) -> tuple[int, ...]:
@@ -189,25 +189,26 @@ class Segments:
 
     def abandon(self, lsn: int) -> None:
         """The round was not staged after all; it may be tried again."""
-        self._landed(lsn)
+        self._staged(lsn)
+        self._in_flight = None
 
     def commit(self, manifest: Manifest) -> None:
         """The round is on disk: its deliveries can be taken."""
-        if len(manifest.segments) != self._shards:
-            raise Bug(f"a manifest has {len(manifest.segments)} of {self._shards} shards")
-        staged = self._landed(manifest.lsn)
+        if len(manifest.segments) != self.shards:
+            raise Bug(f"a manifest has {len(manifest.segments)} of {self.shards} shards")
+        staged = self._staged(manifest.lsn)
         _check_owned(manifest, staged.deliveries.values())
+        self._in_flight = None
         staged.segments += [each for each in manifest.segments if each.path is not None]
         for segment in staged.segments:
             self._bytes[segment.shard] += segment.bytes
         self._rounds[manifest.lsn] = staged
         self._flushed = manifest.lsn
 
-    def _landed(self, lsn: int) -> _Round:
+    def _staged(self, lsn: int) -> _Round:
         if self._in_flight is None or self._in_flight[0] != lsn:
             raise Bug(f"round {lsn} was reported, and is not being staged")
-        staged, self._in_flight = self._in_flight[1], None
-        return staged
+        return self._in_flight[1]
 
     # ---------------------------------------------------------------------------------- scanning
 
