@@ -70,6 +70,7 @@ class Read:
     """One (journal, binding), as far as committed rounds have read it."""
 
     __slots__ = (
+        "_begun",
         "_bytes",
         "_bytes_read",
         "_denied",
@@ -115,11 +116,12 @@ class Read:
         self.lossy = False
         """Content was removed before this could read it."""
         self.gap = False
-        """So it was, and no floor was raised for that yet."""
+        """It was when reading began, and no floor was raised for that yet."""
         self.goals = dict(goals or {})
         self.parked = False
         """A recovery has read what it must."""
         self.unreported: set[Producer] = set()
+        self._begun = False
         self._states = resumed.states
         self._denied: dict[Producer, Clock] = {}
         """Commits that producers have rolled back behind. They were delivered, and stay reported:
@@ -174,19 +176,22 @@ class Read:
         else:
             self.position = fold.position
             self._bytes_read += fold.bytes
-            self.gap = False
         self.unplan()
+        self.gap = False
+        self._begun = True
 
     def skip_removed(self) -> bool:
         """Go past what was removed before it was read; whether anything was.
 
-        A floor is raised wherever that happens. Who resumes behind the gap cannot see it any more,
-        and hints at what was removed would keep it waiting for ever.
+        If nothing was read yet, there is a gap before where reading begins, for which a floor is
+        raised. One that is met later raises none: it would let go of hints in other journals.
         """
         begin = self.history.state.begin
         if self.planned >= begin:
             return False
-        self.lossy = self.gap = True
+        self.lossy = True
+        if not self._begun and self.planned == self.position:
+            self.gap = True
         self.position, self.planned = max(self.position, begin), begin
         self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
         self._close_spans()
@@ -199,7 +204,7 @@ class Read:
         goes on behind the gap from one that was rolled back within it.
         """
         for producer, state in self._states.items():
-            if state.gapped or state.report(producer).is_open:
+            if self.is_open(producer):
                 last_commit = max(state.last_commit, OBSERVED_FLOOR)
                 self._states[producer] = ProducerState(
                     last_commit=last_commit, offset=-self.position
@@ -207,26 +212,20 @@ class Read:
                 self.unreported.add(producer)
         self._spans.clear()
 
-    def has_lost(self, producer: Producer) -> bool:
-        """Whether a commit that was hinted need not be waited for: it can only have been removed.
-
-        So it is if content was removed unread, all that is left was read, and of an open span of
-        that producer not even the begin is left.
-        """
-        if not self.lossy or self.planned != self.position:
-            return False
+    def is_open(self, producer: Producer) -> bool:
+        """Whether rows of a producer are here that its next ACK would commit."""
         state = self.state(producer)
-        is_open = state.report(producer).is_open
-        return not is_open or state.offset < self.history.state.begin
+        return state.gapped or state.report(producer).is_open
 
     def report(self) -> JournalFrontier:
         """Every producer that changed since the last report, and how far reading has come.
 
         A journal of which nothing is reported keeps its bytes for the next time.
         """
-        if self.position >= self.history.state.end:
-            self._bytes_read = self.history.bytes_end  # compaction may have changed what is stored
-        moved = self._bytes.moved(read=self._bytes_read, head=self.history.bytes_end)
+        head = self.history.bytes_end
+        if self.position >= self.history.state.end:  # whatever compaction and pages made of it
+            self._bytes_read = max(self._bytes_read, head)
+        moved = self._bytes.moved(read=self._bytes_read, head=max(self._bytes_read, head))
         deltas, self._bytes = moved.report()
         producers = sorted(self.unreported)
         self.unreported = set()

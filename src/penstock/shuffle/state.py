@@ -268,7 +268,7 @@ class SessionState:
         self._pressure.add(planned.bytes)
         if closed:
             reads, lane.unreported = lane.unreported, {}
-            delta = _delta((read.report() for read in reads), hints, floors)
+            delta = _delta((read.report() for read in reads), self._awaitable(hints), floors)
             delta = replace(delta, flushed_lsn=(planned.lsn,) * self._shards)
             self._checkpoints.on_progressed(lane.index, delta)
         elif floors:
@@ -279,6 +279,16 @@ class SessionState:
         if planned is not self._in_flight:
             raise Bug(f"round {planned.lsn} is not the one in flight")
         self._in_flight = None
+
+    def _awaitable(self, hints: Iterable[Hint]) -> Iterable[Hint]:
+        """The hints that are worth waiting for, now that the whole cohort was read as far.
+
+        A recovery reads a part of it only, and cannot tell.
+        """
+        if self.recovery:
+            return hints
+        may_commit = self._topology.may_commit
+        return [hint for hint in hints if may_commit(hint.journal, hint.binding, hint.producer)]
 
     def _discharge(self) -> None:
         """Do not wait for commits that were removed: what they committed is gone with them."""
@@ -294,7 +304,9 @@ class SessionState:
                 producers=tuple(
                     ProducerFrontier(producer=entry.producer, last_commit=entry.hinted_commit)
                     for entry in journal.producers
-                    if self._topology.has_lost((journal.journal, journal.binding), entry.producer)
+                    if not self._topology.may_commit(
+                        journal.journal, journal.binding, entry.producer
+                    )
                 ),
             )
             for journal in self._checkpoints.unresolved()

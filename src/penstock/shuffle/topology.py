@@ -8,8 +8,8 @@ What becomes of a journal, and of its reads:
 
     appears             is read from the first offset it retains, or where the checkpoint left off
     is suspended        nothing; its content is read, and without content nobody waits for it
-    is truncated        reading goes on behind the gap, if there is one, and hints below a *gap
-                        floor* are not waited for any more
+    is truncated        reading goes on behind the gap, if there is one. If it was there when
+                        reading began, hints below a *gap floor* are not waited for
     is dropped          its reads end. What they found is still reported and delivered
     is created again    is read anew, and without a checkpoint: that was of the dropped one
     ends before the     is waited for: metadata may lag behind a checkpoint, and offsets are never
@@ -81,13 +81,14 @@ class Topology:
         history = self.histories.get(journal)
         return history is not None and history.holds_anything
 
-    def has_lost(self, key: tuple[str, int], producer: Producer) -> bool:
-        """Whether a hinted commit need not be waited for, because it can only have been removed."""
-        if not self.holds_anything(key[0]):
-            return True
-        read = self.reads[key]
-        caught_up = read.queued is None or read.queued > self.revision
-        return caught_up and read.has_lost(producer)
+    def may_commit(self, journal: str, binding: int, producer: Producer) -> bool:
+        """Whether a commit that was hinted at, and not read, has anything left to commit.
+
+        The rows of a transaction are appended before its first ACK, and whoever read that ACK has
+        read all journals of the cohort up to its revision. So where no span of the producer is
+        open, nothing of the transaction is: it was removed, or never was.
+        """
+        return self.holds_anything(journal) and self.reads[journal, binding].is_open(producer)
 
     def readers(self, journal: str) -> Sequence[Read]:
         """The reads of a journal."""
@@ -142,6 +143,8 @@ class Topology:
             key = (name, binding.index)
             if _reads(binding, name) and (not self.recovery or key in self._goals):
                 read = self._start_read(history, binding)
+                if again:
+                    read.gap = False  # what was dropped was removed while it was read
                 self.lossy = self.lossy or read.lossy
                 self.reads[key] = read
                 reads.append(read)
