@@ -222,12 +222,16 @@ def test_nothing_is_to_be_done_if_the_endpoint_is_where_the_log_is(
     endpoint: int | None, hinted: int
 ) -> None:
     checkpoint = None if endpoint is None else EndpointCheckpoint(close=Clock(endpoint))
-    assert reconcile(recovered_at(20, hinted), checkpoint) is None
+    assert (
+        reconcile(recovered_at(20, hinted), checkpoint, endpoint_commits=endpoint is not None)
+        is None
+    )
 
 
 def test_an_endpoint_ahead_by_the_hinted_transaction_is_believed() -> None:
     recovered = recovered_at(20, 30, trigger_params=b"20", hinted_trigger_params=b"30")
-    record = reconcile(recovered, EndpointCheckpoint(close=Clock(30), ack_intents=INTENTS))
+    ahead = EndpointCheckpoint(close=Clock(30), ack_intents=INTENTS)
+    record = reconcile(recovered, ahead, endpoint_commits=True)
     assert record is not None
     entries = persisted(
         Persist(
@@ -245,15 +249,23 @@ def test_an_endpoint_ahead_by_the_hinted_transaction_is_believed() -> None:
     assert after.committed_frontier == recovered.hinted_frontier
     assert (after.trigger_params, after.hinted_trigger_params) == (b"30", None)
     assert after.resume.unresolved_hints == 0, "nothing is replayed"
-    assert reconcile(after, EndpointCheckpoint(close=Clock(30), ack_intents=INTENTS)) is None
+    assert reconcile(after, ahead, endpoint_commits=True) is None
 
 
 @pytest.mark.parametrize("close", [10, 25, 40])
 def test_an_endpoint_at_another_transaction_is_refused(close: int) -> None:
     with pytest.raises(EndpointMismatch) as refused:
-        reconcile(recovered_at(20, 30), EndpointCheckpoint(close=Clock(close)))
+        reconcile(
+            recovered_at(20, 30), EndpointCheckpoint(close=Clock(close)), endpoint_commits=True
+        )
     for clock in (close, 20, 30):
         assert f"{clock:#x}" in f"{refused.value.what} {refused.value.why}"
+
+
+def test_an_endpoint_that_lost_its_checkpoint_is_refused() -> None:
+    with pytest.raises(EndpointMismatch, match="lost its checkpoint"):
+        reconcile(recovered_at(20, 30), None, endpoint_commits=True)
+    assert reconcile(Recovered(), None, endpoint_commits=True) is None, "a task that never ran"
 
 
 def test_a_hinted_transaction_that_was_not_committed_is_replayed() -> None:

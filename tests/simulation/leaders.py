@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from penstock.journal.transaction import Intents
-from penstock.model.clock import Clock, Producer, duration, from_unix
+from penstock.model.clock import NEVER, Clock, Producer, duration, from_unix
 from penstock.model.frontier import Frontier, JournalFrontier
 from penstock.model.hints import Commit
 from penstock.model.json_order import Json
@@ -224,8 +224,8 @@ class World:
     stats: list[tuple[str, Producer, int, int]] = field(default_factory=list)
     """Of the journal: ("doc" or "ack", producer, clock, close clock of the document)."""
     calls: list[bytes] = field(default_factory=list)
-    tried: dict[int, tuple[Clock, int]] = field(default_factory=dict)
-    """By close clock, of every transaction that got so far: when it opened, what it would store."""
+    known: dict[int, tuple[Clock, int]] = field(default_factory=dict)
+    """By close clock, of the transactions that the log knows: when they opened, what they store."""
     time_s: float = 0.0
     producers: int = 0
     stamps: int = 0
@@ -345,7 +345,7 @@ class Process:
         self.staged: dict[bytes, int] = {}
         self.documents: list[Document] = []
         self.unit = ""
-        self.closed = 0
+        self.opened, self.closed = NEVER, 0
         self.position: dict[str, int] = {}
         self.extents: dict[str, int] = {}
         self.life = self._live()
@@ -378,11 +378,12 @@ class Process:
                 raise Fenced
             if world.endpoint.checkpoint is not None:
                 opened = EndpointCheckpoint.decode(world.endpoint.checkpoint)
-        if (fold := reconcile(recovered, opened)) is not None:
+        commits = world.pattern is Pattern.ENDPOINT
+        if (fold := reconcile(recovered, opened, endpoint_commits=commits)) is not None:
             yield "reconcile"
             self.end = world.log.append(self.end, fold)
             recovered = LAYOUT.decode(world.log.entries)
-            assert reconcile(recovered, opened) is None
+            assert reconcile(recovered, opened, endpoint_commits=commits) is None
         self.state: Json = recovered.connector_state
         self.position = commits_of(recovered.committed_frontier)
         self.extents = dict(self.position)
@@ -455,6 +456,8 @@ class Process:
             case PersistRecord(seq_no=seq_no, record=record):
                 yield "persist"
                 self.end = world.log.append(self.end, record)
+                if close := record.hinted_close or record.committed_close:
+                    world.known[close] = self.opened, len(self.staged)
                 return [Persisted(seq_no)]
             case Store():
                 if world.pattern is Pattern.DIRECT:
@@ -510,7 +513,7 @@ class Process:
         self.closed = int(action.close)
         self.unit = f"{self.epoch}/{action.transaction}"
         world.endpoint.units[self.unit] = dict(self.staged)
-        world.tried[self.closed] = action.transaction, len(self.staged)
+        self.opened = action.transaction
         report = BindingReport(
             binding=0,
             sourced=Counts(len(self.documents), 0),
@@ -617,7 +620,7 @@ def check_end(world: World) -> None:
     committed = [record for record in world.log.history if record.committed_close]
     counted = sorted(visible_stats(world))
     assert counted == sorted(int(record.committed_close) for record in committed)
-    transactions = [world.tried[record.committed_close] for record in committed]
+    transactions = [world.known[record.committed_close] for record in committed]
     promised = {rfc3339(opened) for opened, stored in transactions if stored}
     called = {json.loads(params)["run_id"] for params in world.calls}
     assert called == promised, "every transaction that stored, and no other"

@@ -395,14 +395,26 @@ class EndpointMismatch(PenstockError):
     """The endpoint is at a transaction that the recovery log does not know."""
 
 
-def reconcile(recovered: Recovered, endpoint: EndpointCheckpoint | None) -> Persist | None:
+def reconcile(
+    recovered: Recovered, endpoint: EndpointCheckpoint | None, *, endpoint_commits: bool
+) -> Persist | None:
     """What to persist before reading on, given what the endpoint says of itself; None in sync.
 
     An endpoint that commits by itself is never behind the log's last commit, and ahead of it by the
     hinted transaction at most. If it is ahead, that transaction counts: it is folded in, and its
     ACKs and triggers are still to be done.
     """
-    if endpoint is None or endpoint.close == recovered.committed_close:
+    if endpoint is None:
+        if endpoint_commits and recovered.committed_close:
+            raise EndpointMismatch(
+                "the endpoint has lost its checkpoint",
+                why=f"the recovery log committed {recovered.committed_close:#x}, "
+                "and the endpoint committed nothing",
+                fix="was the database replaced, or emptied? Bring it back, or raise `backfill` of "
+                "the bindings to build their tables anew",
+            )
+        return None
+    if endpoint.close == recovered.committed_close:
         return None
     if endpoint.close == recovered.hinted_close:
         return Persist(

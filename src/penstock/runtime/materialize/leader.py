@@ -36,6 +36,7 @@ from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.native.arrow import to_arrow
 from penstock.runtime import apply_loop, ops
+from penstock.runtime.connector import Pattern
 from penstock.runtime.connector import Session as EndpointSession
 from penstock.runtime.connector import Task as ConnectorTask
 from penstock.runtime.materialize import fsm
@@ -185,16 +186,15 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     store = world.scratch or world.planner.journals.store
     log: Log = await StateLog.lead(store, recovery_key(built.name), RecoveryMachine())
     failpoints.hit(_LEADS)
-    layout_ = Layout({each.binding.index: each.binding.state_key for each in built.targets})
-    recovered = layout_.decode(log.state)
-    recorder = _Recorder(log, layout_)
-    state = await _apply(built, recovered, recorder, control)
+    state_keys = {each.binding.index: each.binding.state_key for each in built.targets}
+    recorder = _Recorder(log, Layout(state_keys))
+    state = await _apply(built, recorder.recovered, recorder, control)
     endpoint = await asyncio.to_thread(
         built.connector.open, built.task, epoch=_epoch(log), state=state
     )
     try:
         failpoints.hit(_OPENED)
-        recovered = await _reconciled(endpoint, log, layout_, recorder)
+        recovered = await _reconciled(built, endpoint, recorder)
         async with _publishing(built, world) as publishing:
             session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
@@ -215,6 +215,11 @@ class _Recorder:
     log: Log
     layout: Layout
     seq_no: int = 0
+
+    @property
+    def recovered(self) -> Recovered:
+        """What the log says now."""
+        return self.layout.decode(self.log.state)
 
     async def write(self, action: PersistRecord) -> Persisted:
         await self.append(action.record)
@@ -253,22 +258,20 @@ async def _apply(built: Built, recovered: Recovered, recorder: _Recorder, contro
     return loop.state
 
 
-async def _reconciled(
-    endpoint: EndpointSession, log: Log, layout_: Layout, recorder: _Recorder
-) -> Recovered:
+async def _reconciled(built: Built, endpoint: EndpointSession, recorder: _Recorder) -> Recovered:
     """What to start from, after the endpoint has said which transaction it committed last."""
     data = endpoint.checkpoint
     checkpoint = None if data is None else EndpointCheckpoint.decode(data)
-    recovered = layout_.decode(log.state)
-    record = reconcile(recovered, checkpoint)
+    commits = built.runtime.pattern is Pattern.ENDPOINT
+    recovered = recorder.recovered
+    record = reconcile(recovered, checkpoint, endpoint_commits=commits)
     if record is None:
         return recovered
     await recorder.append(record)
     failpoints.hit(_RECONCILED)
-    recovered = layout_.decode(log.state)
-    if reconcile(recovered, checkpoint) is not None:
+    if reconcile(recorder.recovered, checkpoint, endpoint_commits=commits) is not None:
         raise Bug("reconciling with an endpoint did not settle")
-    return recovered
+    return recorder.recovered
 
 
 class _Silent:
