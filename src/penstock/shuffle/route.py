@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
 
 _pa: Any = pyarrow  # the published stubs lack the constructors used here
-_arrow_udf: Any = arrow_udf  # and Spark's own lack that its last argument may be left out
+_arrow_udf: Any = arrow_udf  # and Spark's own want an argument that warns of itself
 
 # ------------------------------------------------------------------------------------------- keys
 
@@ -142,7 +142,8 @@ def _only(root: Column, names: Sequence[str]) -> Column:
 
 
 def _packed_by_python(places: Places, needs: Sequence[str]) -> SparkColumn:
-    def packed(*arrays: pyarrow.Array[Any]) -> pyarrow.Array[Any]:
+    # Spark evaluates these hints, and at run time an array has no parameter.
+    def packed(*arrays: pyarrow.Array) -> pyarrow.Array:  # type: ignore[type-arg]
         rows = _pa.RecordBatch.from_arrays(list(arrays), names=list(needs))
         values = [
             column if isinstance(column, list) else column.to_pylist()
@@ -151,8 +152,7 @@ def _packed_by_python(places: Places, needs: Sequence[str]) -> SparkColumn:
         found: pyarrow.Array[Any] = _pa.array(pack_columns(values), _pa.binary())
         return found
 
-    udf = _arrow_udf(packed, "binary")
-    column: SparkColumn = udf(*(f.col(sql.name(name)) for name in needs))
+    column: SparkColumn = _arrow_udf(packed, "binary")(*(f.col(sql.name(n)) for n in needs))
     return column
 
 
@@ -160,45 +160,39 @@ def _packed_by_python(places: Places, needs: Sequence[str]) -> SparkColumn:
 
 
 def shard_column(
-    routing: Routing, key_hash: str, clock: str, *, filter_r_clocks: bool
+    routing: Routing, key_hash: SparkColumn, r_clock: SparkColumn, *, filter_r_clocks: bool
 ) -> SparkColumn:
-    """The shard of a row as INT; where several get it, a generator of one row for each of them.
-
-    `key_hash` and `clock` name columns.
-    """
+    """The shard of a row as INT; where several get it, a generator of one row for each of them."""
     shards = routing.shards
-    if len(shards) == 1:
-        return f.lit(0)
     if _ranges(shards) == _ranges(split_shards(len(shards)).shards):
-        return keys.shard_index(f.col(key_hash), len(shards))
+        return keys.shard_index(key_hash, len(shards)) if len(shards) > 1 else f.lit(0)
     groups = [list(group) for _, group in groupby(enumerate(shards), lambda at: at[1].key_begin)]
     begins = [group[0][1].key_begin for group in groups]
-    first = _search(key_hash, begins, [str(group[0][0]) for group in groups])
-    if all(len(group) == 1 for group in groups):
-        return f.expr(first)
     if filter_r_clocks:
-        r = r_clock(clock)
         within = [
-            _search(r, [shard.r_begin for _, shard in group], [str(at) for at, _ in group])
+            _search(r_clock, [shard.r_begin for _, shard in group], [f.lit(at) for at, _ in group])
             for group in groups
         ]
-        return f.expr(_search(key_hash, begins, within))
-    last = _search(key_hash, begins, [str(group[-1][0]) for group in groups])
-    return f.expr(f"explode(sequence({first}, {last}))")
+        return _search(key_hash, begins, within)
+    first = _search(key_hash, begins, [f.lit(group[0][0]) for group in groups])
+    if len(groups) == len(shards):
+        return first
+    last = _search(key_hash, begins, [f.lit(group[-1][0]) for group in groups])
+    return f.explode(f.sequence(first, last))
 
 
 def _ranges(shards: Sequence[Shard]) -> list[tuple[int, int]]:
     return [(shard.key_begin, shard.r_begin) for shard in shards]
 
 
-def _search(value: str, begins: Sequence[int], found: Sequence[str]) -> str:
+def _search(value: SparkColumn, begins: Sequence[int], found: Sequence[SparkColumn]) -> SparkColumn:
     """Of ranges that begin here, what was found for the one that holds a value."""
     if len(found) == 1:
         return found[0]
     half = len(found) // 2
     low = _search(value, begins[:half], found[:half])
     high = _search(value, begins[half:], found[half:])
-    return f"IF({value} < {begins[half]}L, {low}, {high})"
+    return f.when(value < begins[half], low).otherwise(high)
 
 
 _SWAPS: Final = (

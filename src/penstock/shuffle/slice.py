@@ -31,7 +31,7 @@ from penstock.journal.schemas import layout
 from penstock.model.clock import CLOCK_MAX
 from penstock.model.schema import compiled
 from penstock.native import keys, sql
-from penstock.shuffle.route import key_columns, needed_columns, shard_column
+from penstock.shuffle.route import key_columns, needed_columns, r_clock, shard_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -54,6 +54,7 @@ CLOCK: Final = "_clock"
 FLAGS: Final = "_flags"
 KEY_HASH: Final = "_key_hash"
 KEY: Final = "_key"
+_R_CLOCK: Final = "_r_clock"
 
 ROUTED: Final = (SHARD, PRIORITY, ADJUSTED_CLOCK, PRODUCER, BINDING, CLOCK, FLAGS, KEY_HASH, KEY)
 """The columns of a routed row, before its document."""
@@ -75,9 +76,9 @@ class _Prepared:
     needs: tuple[str, ...]
     """The columns that its key is made of."""
     packed: tuple[SparkColumn, ...]
-    """What is said of rows under names of their own; then the rest is, over columns by name."""
-    key_hash: SparkColumn
-    shard: SparkColumn
+    """What its rows say, under names that no document can have changed."""
+    routed: tuple[SparkColumn, ...]
+    """And what follows from that."""
 
 
 class Slice:
@@ -164,8 +165,7 @@ class Slice:
     def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
         """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""
         prepared = self._prepared[binding.index]
-        packed = frame.select(*prepared.packed)
-        return packed.select("*", prepared.key_hash).select(prepared.shard, "*")
+        return frame.select(*prepared.packed).select(*prepared.routed)
 
     def exchange(self, frames: Sequence[DataFrame], *, few: bool = False) -> DataFrame:
         """Routed rows of several bindings: partition i has those of shard i, in order.
@@ -193,7 +193,7 @@ def _prepare(binding: Binding, routing: Routing) -> _Prepared:
         latest = sql.bigint(CLOCK_MAX)
         adjusted = f"coalesce(try_add({clock}, {sql.bigint(binding.read_delay)}), {latest})"
     hidden = ", ".join(map(sql.name, (stamps.clock, stamps.producer, stamps.flags)))
-    packed = (
+    packed = [
         f.lit(binding.priority).alias(PRIORITY),
         f.expr(adjusted).alias(ADJUSTED_CLOCK),
         f.expr(sql.name(stamps.producer)).alias(PRODUCER),
@@ -202,15 +202,21 @@ def _prepare(binding: Binding, routing: Routing) -> _Prepared:
         f.expr(sql.name(stamps.flags)).alias(FLAGS),
         key.packed.alias(KEY),
         f.expr(f"struct(* EXCEPT ({hidden}))").alias(document_column(binding)),
-    )
-    shard = shard_column(routing, KEY_HASH, CLOCK, filter_r_clocks=binding.filter_r_clocks)
-    return _Prepared(
-        root=root,
-        needs=key.needs,
-        packed=packed,
-        key_hash=keys.key_hash(f.col(KEY)).alias(KEY_HASH),
-        shard=shard.alias(SHARD),
-    )
+    ]
+    if binding.filter_r_clocks:
+        packed.append(f.expr(r_clock(clock)).alias(_R_CLOCK))
+    key_hash = keys.key_hash(f.col(KEY))
+    made = {
+        SHARD: shard_column(
+            routing, key_hash, f.col(_R_CLOCK), filter_r_clocks=binding.filter_r_clocks
+        ),
+        KEY_HASH: key_hash,
+    }
+    routed = [
+        made[name].alias(name) if name in made else f.col(name)
+        for name in (*ROUTED, document_column(binding))
+    ]
+    return _Prepared(root=root, needs=key.needs, packed=tuple(packed), routed=tuple(routed))
 
 
 def _order(bindings: Sequence[Binding]) -> tuple[SparkColumn, ...]:
