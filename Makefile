@@ -33,7 +33,7 @@ setup: .venv/runtime ## install everything; the command is then .venv/bin/pensto
 
 # --- use -------------------------------------------------------------------------------------
 
-demo: setup ## run the demo: a catalog, its sample documents, reduced on Spark
+demo: setup ## run the demo: sample documents, through collections, into tables
 	@$(BIN)/penstock demo demo
 
 bench: setup ## run the benchmarks (QUICK=1: a minute or two each)

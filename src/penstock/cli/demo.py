@@ -1,12 +1,14 @@
-"""`penstock demo`: a catalog and its sample documents, reduced on Spark, in one command."""
+"""`penstock demo`: a catalog, its sample documents, and the tables they become, in one command."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,16 +17,14 @@ from rich.table import Table
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.init import write_template
-from penstock.errors import UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
+    from penstock.api import Penstock
+    from penstock.batch import TaskRun
     from penstock.model.spec import Catalog, CollectionSpec
 
-_ROWS_SHOWN = 10
-_REFUSALS_SHOWN = 20
+_ROWS_SHOWN = 8
 _WIDTH_OF_FILES = 200
 """Columns of a table that no terminal shows: nothing needs to be cut."""
 
@@ -32,107 +32,123 @@ _WIDTH_OF_FILES = 200
 def demo(
     settings: Settings,
     directory: Annotated[
-        Path, typer.Argument(help="Where the demo's catalog is, or is to be made.", metavar="[DIR]")
+        Path, typer.Argument(help="Where the demo is, or is to be made.", metavar="[DIR]")
     ] = Path("demo"),
 ) -> None:
-    """Check the demo catalog, and reduce its sample documents by key on Spark.
+    """Run a small shop: sample documents, through collections, into tables of SQLite.
 
-    The catalog is written first if DIR has none. Change it or its data, and run it again.
+    The catalog is written first if DIR has none, and everything stays in DIR. Change the catalog,
+    append documents, and run it again: it goes on from where it was.
 
     Example: penstock demo demo
     """
     from penstock.catalog.build import load_catalog
-    from penstock.engine import EngineOptions, close_spark, open_spark
+    from penstock.engine import close_spark
 
-    main = directory / "catalog.yaml"
-    if not main.exists():
+    if not (directory / "catalog.yaml").exists():
         write_template(directory)
-        stderr.print(f"wrote {main} and its sample data", markup=False)
-    catalog = load_catalog([main], environ=os.environ)
-    stderr.print(f"{main} is right", markup=False)
-    with _step("starting Spark"):
-        spark = open_spark(EngineOptions(master=settings.master, conf=settings.conf))
-    results: dict[str, list[dict[str, object]]] = {}
-    try:
-        for collection, path in _samples(catalog, directory):
-            with _step(f"reducing {path} by {', '.join(collection.key)}"):
-                reduced, total = _reduce(spark, collection, path)
-                keys = reduced.count()
-                shown = reduced.orderBy(*_key_names(collection)).limit(_ROWS_SHOWN)
-                rows = [row.asDict(recursive=True) for row in shown.collect()]
-            results[collection.name] = rows
-            if not settings.json:
-                _print_table(collection, rows, total, keys)
-    finally:
-        close_spark()
+        stderr.print(f"wrote {directory / 'catalog.yaml'} and its sample data", markup=False)
+    with contextlib.chdir(directory), _opened(settings) as penstock:
+        catalog = load_catalog([Path("catalog.yaml")], environ=os.environ)
+        penstock.apply("catalog.yaml")
+        stderr.print("the catalog is right, and applied", markup=False)
+        for collection, path in _samples(catalog):
+            _append(penstock, collection, path)
+        try:
+            with _step("running materializations on Spark"):
+                runs = penstock.run()
+        finally:
+            close_spark()
+        tables = {name: _rows(name) for name in _tables(catalog)}
     if settings.json:
-        print_json(results)
+        print_json({name: rows for name, (_, rows) in tables.items()})
         return
-    stdout.print("Next:", markup=False)
-    stdout.print(f"  look at {main}: each member says how it is reduced", markup=False)
-    stdout.print(f"  penstock check --explain {main}    # the plan Spark runs", markup=False)
-    stdout.print("  docs/ARCHITECTURE.md               # what Penstock is made of", markup=False)
+    for name, (columns, rows) in tables.items():
+        _print_table(name, columns, rows)
+    _print_next(directory, runs)
 
 
-def _samples(catalog: Catalog, directory: Path) -> Iterator[tuple[CollectionSpec, Path]]:
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Penstock]:
+    import penstock
+
+    with penstock.open(data=".penstock", master=settings.master, conf=settings.conf) as opened:
+        yield opened
+
+
+def _samples(catalog: Catalog) -> Iterator[tuple[CollectionSpec, Path]]:
     """The collections that captures fill from files, each with its file."""
     for capture in catalog.captures:
         for binding in capture.bindings:
             collection = catalog.collection(binding.target) if binding.target else None
-            path = directory / str(binding.resource.value.get("path", ""))
+            path = Path(str(binding.resource.value.get("path", "")))
             if collection is not None and path.is_file():
                 yield collection, path
 
 
-def _reduce(spark: SparkSession, collection: CollectionSpec, path: Path) -> tuple[DataFrame, int]:
-    """The documents of a file, one per key, and how many they were.
+def _append(penstock: Penstock, collection: CollectionSpec, path: Path) -> None:
+    """Append the sample documents, once."""
+    import json
 
-    What it returns is cached: it is counted, and a part of it is shown.
-    """
-    from pyspark.sql import functions as f
-
-    from penstock.model.schema import CompiledSchema
-    from penstock.native.plan import compile_reduction
-    from penstock.native.reduce import flag_column, reduce_dataframe
-    from penstock.native.validate import json_lines, read_json, refusals
-
-    schema = CompiledSchema(collection.read_schema.value)
-    read = read_json(json_lines(spark, str(path)), schema).cache()
-    wrong = refusals(read).orderBy("file", "line").limit(_REFUSALS_SHOWN).collect()
-    if wrong:
-        raise UserError(
-            "\n".join(f"{path}:{r['line']}: {r['pointer'] or '/'}: {r['message']}" for r in wrong),
-            why=f"these documents do not fit the schema of {collection.name}",
-            fix="correct them, or the schema",
-        )
-    plan = compile_reduction(schema, collection.key)
-    documents = read.select("document.*", "line")
-    reduced = reduce_dataframe(plan, documents, order=[f.col("line")], full=True)
-    flag = flag_column(plan, full=True)
-    return reduced.where(~f.col(flag)).drop(flag).cache(), read.count()
+    if penstock.journals(collection.name):
+        stderr.print(f"{collection.name} has its documents already", markup=False)
+        return
+    with path.open() as lines:
+        count = penstock.append(collection.name, (json.loads(line) for line in lines))
+    stderr.print(f"appended {count} documents of {path} to {collection.name}", markup=False)
 
 
-def _key_names(collection: CollectionSpec) -> list[str]:
-    return [f"`{pointer[1:]}`" for pointer in collection.key]
+def _tables(catalog: Catalog) -> list[str]:
+    return [
+        str(binding.resource.value["table"])
+        for spec in catalog.materializations
+        for binding in spec.bindings
+    ]
 
 
-def _print_table(
-    collection: CollectionSpec, rows: list[dict[str, object]], total: int, keys: int
-) -> None:
-    """The key first, then the members that some row has."""
-    key = [pointer[1:] for pointer in collection.key]
-    used = [n for n in (rows[0] if rows else ()) if any(row[n] is not None for row in rows)]
-    names = sorted(used, key=lambda name: name not in key)
-    table = Table(title=f"{collection.name}: {total} documents, {keys} keys", title_justify="left")
-    for name in names:
-        numeric = all(isinstance(row[name], int | float | None) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
-    if keys > len(rows):
-        table.caption = f"and {keys - len(rows)} more"
+def _rows(table: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """The columns of a table in the demo's database, and its rows."""
+    with contextlib.closing(sqlite3.connect("shop.db")) as database:
+        quoted = '"' + table.replace('"', '""') + '"'
+        found = database.execute(f"SELECT * FROM {quoted} ORDER BY 1")  # noqa: S608 - quoted
+        columns = [name for name, *_ in found.description if name != "flow_document"]
+        names = [name for name, *_ in found.description]
+        return columns, [dict(zip(names, row, strict=True)) for row in found]
+
+
+def _print_table(name: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = Table(title=f"{name}: {len(rows)} rows", title_justify="left")
+    for column in columns:
+        numeric = all(isinstance(row[column], int | float | None) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in rows[:_ROWS_SHOWN]:
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
+    if len(rows) > _ROWS_SHOWN:
+        table.caption = f"and {len(rows) - _ROWS_SHOWN} more"
     console = stdout if stdout.is_terminal else Console(width=_WIDTH_OF_FILES, highlight=False)
     console.print(table)
+
+
+def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
+    documents = sum(run.documents for run in runs)
+    transactions = sum(run.transactions for run in runs)
+    stdout.print(
+        f"{documents} documents in {transactions} transactions"
+        if transactions
+        else "nothing new since the last run",
+        markup=False,
+    )
+    stdout.print("\nNext:", markup=False)
+    for command, why in (
+        (f"cd {directory}", "everything is there; the database is shop.db"),
+        ("penstock append shop/stock data/stock.jsonl", "the same movements again"),
+        ("penstock run", "sums grow, each document counted once"),
+        ("penstock read ops/stats", "a document about each transaction"),
+        ("penstock check --explain catalog.yaml", "the plan that Spark runs"),
+    ):
+        stdout.print(f"  {command:<46} # {why}", markup=False)
 
 
 @contextmanager
