@@ -107,7 +107,10 @@ class _Step(enum.Enum):
 
 
 class Draft:
-    """A round being planned. Reads are `planned` to be where it leaves them, until `abandon`."""
+    """A round being planned. Its reads are `planned` as it goes, and are to be unplanned if it fails.
+
+    Cohorts are taken revision by revision; a revision is taken whole, or not at all.
+    """
 
     def __init__(
         self, context: Context, *, lsn: int, through: int, now: Clock, limits: Limits
