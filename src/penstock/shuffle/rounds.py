@@ -107,9 +107,9 @@ class _Step(enum.Enum):
 
 
 class Draft:
-    """A round being planned. Its reads are `planned` as it goes, and are to be unplanned if it fails.
+    """A round being planned: revisions of cohorts, each of them taken whole or not at all.
 
-    Cohorts are taken revision by revision; a revision is taken whole, or not at all.
+    Its reads are `planned` as it goes, and are to be unplanned if it comes to nothing.
     """
 
     def __init__(
