@@ -26,6 +26,7 @@ from penstock.model.frontier import Frontier
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.client import RemoteSession
 from penstock.shuffle.service import ShuffleService, serving
+from penstock.shuffle.state import Options
 from shuffle.following import (
     BOTH,
     NOW,
@@ -43,6 +44,9 @@ from shuffle.following import (
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 PROCESSES, SEEDS, DEATHS = (6, 5, 60) if LONG else (3, 1, 16)
+
+SMALL = Options(round_max_fragments=64)
+"""Transactions of a few writers' transactions each, however far behind a reader is."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
 
@@ -191,14 +195,14 @@ async def test_two_collections_of_one_transaction_are_never_shown_apart(
                 await replay(here, tmp_path / f"{name}.intents")
             ended.set()
 
-        service = ShuffleService(planner(here), resolve, now=lambda: NOW)
+        service = ShuffleService(planner(here), resolve, now=lambda: NOW, options=SMALL)
         async with serving(service) as address, asyncio.TaskGroup() as tasks:
             tasks.create_task(write())
             local = tasks.create_task(
-                follow(here, rng, lambda resume: session(here, resume=resume), fleet, ended)
+                follow(here, rng, lambda r: session(here, resume=r, options=SMALL), fleet, ended)
             )
             distant = tasks.create_task(
-                follow(here, rng, lambda resume: remote(address, resume), fleet, ended)
+                follow(here, rng, lambda r: remote(address, r), fleet, ended)
             )
         committed = {
             binding: Counter(

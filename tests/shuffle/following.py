@@ -191,21 +191,29 @@ class Coordinator:
         return found
 
     async def prepare(
-        self, session: Follows, caught_up: asyncio.Task[None] | None = None
+        self,
+        session: Follows,
+        caught_up: asyncio.Task[None] | None = None,
+        patience_s: float | None = None,
     ) -> list[Seen] | None:
-        """The documents of checkpoints up to one without unresolved hints; None if caught up."""
-        frontier, found = EMPTY, []
+        """The documents of checkpoints up to one without unresolved hints; None if caught up.
+
+        Raises TimeoutError if a checkpoint does not come: what was taken before is lost.
+        """
+        frontier, taken = EMPTY, []
         while True:
-            checkpoint = await _next(session, caught_up)
+            async with asyncio.timeout(patience_s):
+                checkpoint = await _next(session, caught_up)
             if checkpoint is None:
                 return None
             assert checkpoint.frontier, "a checkpoint is never empty"
             frontier = frontier.reduce(checkpoint.frontier)
-            found += await documents(self.world, checkpoint)
+            taken.append(checkpoint)
             session.consumed(checkpoint)
             if not checkpoint.is_peek:
                 break
             self.peeks += 1
+        found = [seen for each in taken for seen in await documents(self.world, each)]
         self.prepared = frontier.clear_discharged_hints()
         return found
 
@@ -267,8 +275,8 @@ class Restless:
         """Some transactions; of the last one, what was read, if it was prepared and no more."""
         for _ in range(self._rng.randint(1, 6)):
             try:
-                async with asyncio.timeout(self._rng.uniform(0.05, 1.0)):
-                    found = await self.reader.prepare(reading)
+                patience_s = self._rng.uniform(0.1, 2.0)
+                found = await self.reader.prepare(reading, patience_s=patience_s)
             except TimeoutError:
                 return None  # in the middle of a transaction, perhaps: nothing of it is stored
             assert found is not None
