@@ -459,14 +459,21 @@ def _row(
 
 
 def _manifest(works: Sequence[Work], rows: Sequence[Mapping[str, Any]], shards: int) -> Manifest:
-    """What a finished job returned: exactly one row for each binding and shard."""
+    """What a finished job returned: one row for each shard of a binding.
+
+    Or none at all of a binding, if Spark found out that it has no rows, and ran no task.
+    """
     for row in rows:
         if row["error"] is not None:
             raise _error_in(row["error"])
     found = sorted((row["binding"], row["shard"]) for row in rows)
-    expected = [(work.target.binding, shard) for work in works for shard in range(shards)]
-    if found != sorted(expected):
-        raise Bug(f"a job returned manifests of {found}, and not of {sorted(expected)}")
+    heard = {binding for binding, _ in found}
+    known = sorted(work.target.binding for work in works)
+    expected = [
+        (binding, shard) for binding in known if binding in heard for shard in range(shards)
+    ]
+    if found != expected:
+        raise Bug(f"a job returned manifests of {found}, and not of {expected}")
     rows = sorted(rows, key=lambda row: (row["binding"], row["shard"]))
     return Manifest(
         staged=tuple(

@@ -166,8 +166,8 @@ class Control:
     _wake: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
-        """End at the next transaction boundary."""
-        self._asked.append(StopRequested())
+        """End at the next transaction boundary, which does not wait for a minimum duration."""
+        self._asked += (StopRequested(), CloseRequested())
         self._wake()
 
     def close_now(self) -> None:
