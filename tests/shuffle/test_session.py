@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from consensus.committer.scripted import eventually
 from journal.publishing import World, collection, world
 from penstock.errors import Bug, Unavailable
 from penstock.journal.blobs import BlobStore, MissingBlob
@@ -668,6 +669,23 @@ async def test_a_round_counts_once_it_is_staged_and_is_reclaimed_when_consumed(
         reading.consumed(checkpoint)
         assert await silent(reading)
     assert log.events == ["stage 1", "reclaim (1, 1)", "close"]
+
+
+async def test_what_was_read_ahead_is_handed_out_while_more_is_being_staged(here: World) -> None:
+    await write(here, 0)
+    log = Staged()
+    reader = Coordinator(here)
+    async with session(here, log=log, options=Options(read_ahead=True)) as reading:
+        await log.started.wait()
+        await eventually(lambda: "ready" in reading.waiting_for())
+        log.started.clear()
+        log.hold.clear()
+        await write(here, 1)
+        await log.started.wait()
+        assert ids(await reader.transaction(reading), 0) == [0]
+        assert log.events == ["stage 1", "stage 2"]
+        log.hold.set()
+        assert ids(await reader.transaction(reading), 0) == [1]
 
 
 async def test_a_round_under_way_ends_before_the_log_is_discarded(here: World) -> None:

@@ -115,6 +115,7 @@ class Session:
         self._handover = Handover()
         self._drained: list[Checkpoint] = []
         self._wake = asyncio.Event()
+        self._asked = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -165,6 +166,7 @@ class Session:
 
     def _request(self) -> None:
         self._state.request()
+        self._asked.set()
         self._wake.set()
 
     def consumed(self, checkpoint: Checkpoint) -> None:
@@ -207,6 +209,7 @@ class Session:
                 for collection in sorted(self._unlisted):
                     tasks.create_task(self._follow(collection), name=f"follow {collection}")
                 tasks.create_task(self._drive(), name="shuffle driver")
+                tasks.create_task(self._answer(), name="shuffle answers")
         except* Exception as group:
             self._handover.end(first_error(group))
 
@@ -271,6 +274,13 @@ class Session:
                     return math.inf
             self._hand_out()
             await asyncio.sleep(0)
+
+    async def _answer(self) -> None:
+        """Answer by what was read ahead, also while the driver waits for a round to be staged."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            self._hand_out()
 
     def _hand_out(self) -> None:
         """Answer a request, if there is one and something to answer it with."""
