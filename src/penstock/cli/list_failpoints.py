@@ -15,6 +15,7 @@ DECLARED_IN = (
     "penstock.journal.publisher",
     "penstock.journal.upkeep",
     "penstock.shuffle.log",
+    "penstock.connectors.postgres",
     "penstock.connectors.sqlite",
     "penstock.runtime.materialize.leader",
 )

@@ -13,6 +13,7 @@ from penstock.model.spec import Endpoint
 from penstock.runtime.connector import Materialization
 
 _MATERIALIZATIONS: Final = {
+    "materialize-postgres": "penstock.connectors.postgres:Postgres",
     "materialize-sqlite": "penstock.connectors.sqlite:Sqlite",
 }
 

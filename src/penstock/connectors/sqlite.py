@@ -1,10 +1,13 @@
 """SQLite: the embedded default. Data and checkpoint are one file, and one transaction.
 
-    config     path (of the database file), busyTimeout (seconds, 30)
+    config     path (of the database file), busyTimeout (seconds, 30), hardDelete
     resource   table, delta_updates
 
 Tables are STRICT: a sum that outgrows 64 bits is refused, where SQLite would else silently go on
 with a float. Tasks stage Arrow files beside the database, and the leader alone writes to it.
+
+A file can be replaced under a session, which would go on writing to the one that nobody sees any
+more. So a commit first looks whether the file at the path is still the one it has open.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from typing import Any, Final
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import sql
+from penstock.connectors import sql, sqlite_tables
 from penstock.connectors.sql import CHECKPOINTS, quoted
+from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
 from penstock.model.clock import Clock
-from penstock.model.columns import Column, Kind
+from penstock.model.columns import Kind
 from penstock.model.json_order import Json
 from penstock.model.reduce import Strategy
 from penstock.runtime.connector import (
@@ -32,7 +36,6 @@ from penstock.runtime.connector import (
     Applied,
     Attempt,
     ConnectorError,
-    Constraint,
     FencedEndpoint,
     Pattern,
     Staged,
@@ -45,12 +48,7 @@ from penstock.runtime.secrets import resolve
 
 _pa: Any = pyarrow
 
-_TYPES: Final = {
-    Kind.BOOLEAN: "INTEGER",
-    Kind.LONG: "INTEGER",
-    Kind.DOUBLE: "REAL",
-}
-"""Everything else is TEXT: decimals to the digit, containers as JSON."""
+_DIALECT: Final = sql.Dialect(least="min", greatest="max")  # text compares by its bytes
 
 _ROWS: Final = 16_384
 
@@ -70,6 +68,14 @@ class Database:
     def staging(self) -> Path:
         return Path(f"{self.path}.staging")
 
+    def identity(self) -> tuple[int, int] | None:
+        """Which file is at the path now."""
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     @contextlib.contextmanager
     def connect(self, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
         mode = "ro" if read_only else "rwc"
@@ -87,26 +93,41 @@ class Database:
                 connection.close()
 
 
+_FIXES: Final = {
+    "SQLITE_BUSY": "somebody else writes to the database for long; raise busyTimeout, or end that",
+    "SQLITE_LOCKED": "somebody else writes to the database for long; raise busyTimeout",
+    "SQLITE_FULL": "free some space; the task goes on by itself then",
+    "SQLITE_IOERR": "look at the disk; the task goes on by itself if it recovers",
+    "SQLITE_CANTOPEN": "make the directory, and let this user write there",
+    "SQLITE_READONLY": "let this user write to the file and its directory",
+    "SQLITE_NOTADB": "the file is something else: give another path",
+    "SQLITE_CORRUPT": "the file is damaged: restore it, or remove it and raise `backfill`",
+    "SQLITE_CONSTRAINT": "rows break a constraint of the table: drop it, or mend the collection",
+    "SQLITE_CONSTRAINT_DATATYPE": "a sum has outgrown 64 bits: make it a `number`",
+}
+_TRANSIENT: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")
+
+
 @contextlib.contextmanager
 def _explained(path: str) -> Iterator[None]:
+    """Within this, errors of SQLite and of the file system are `ConnectorError`."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorname", "") or ""
-        busy = code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-        fix = {
-            "SQLITE_FULL": "free some space; the task goes on by itself then",
-            "SQLITE_CANTOPEN": "make the directory, and let this user write there",
-            "SQLITE_READONLY": "let this user write to the file and its directory",
-            "SQLITE_NOTADB": "the file is something else: give another path",
-        }.get(code.split("_CANTINIT")[0])
-        if busy:
-            fix = "somebody else writes to the database for long; raise busyTimeout, or end that"
+        fix = _FIXES.get(code) or _FIXES.get("_".join(code.split("_")[:2]))
         raise ConnectorError(
             f"SQLite refused: {error}",
             where=path,
             fix=fix,
-            transient=busy or code.startswith(("SQLITE_FULL", "SQLITE_IOERR")),
+            transient=code.startswith(_TRANSIENT),
+        ) from error
+    except OSError as error:
+        raise ConnectorError(
+            f"rows cannot be staged: {error.strerror or error}",
+            where=path,
+            fix="free some space, and let this user write beside the database",
+            transient=True,
         ) from error
 
 
@@ -141,18 +162,20 @@ class SqliteStager:
         self._files: dict[int, tuple[Path, Any, int]] = {}
 
     def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
-        if binding not in self._files:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            path = self._directory / f"{self._attempt.name}_{binding}.arrow"
-            self._files[binding] = (path, _pa.ipc.new_file(str(path), rows.schema), 0)
-        path, writer, count = self._files[binding]
-        writer.write_batch(rows)
+        with _explained(str(self._directory)):
+            if binding not in self._files:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                path = self._directory / f"{self._attempt.name}_{binding}.arrow"
+                self._files[binding] = (path, _pa.ipc.new_file(str(path), rows.schema), 0)
+            path, writer, count = self._files[binding]
+            writer.write_batch(rows)
         self._files[binding] = (path, writer, count + rows.num_rows)
 
     def finish(self) -> list[Staged]:
         staged = []
         for binding, (path, writer, count) in self._files.items():
-            writer.close()
+            with _explained(str(path)):
+                writer.close()
             staged.append(
                 Staged(
                     binding=binding,
@@ -188,7 +211,6 @@ class SqliteLoader:
             raise ConnectorError(f"{target.collection} is loaded, and no document is stored")
         names = [field.name for field in target.key]
         table, wanted = quoted(*target.path), quoted("penstock_keys")
-        same = " AND ".join(f"s.{quoted(name)} = k.{quoted(name)}" for name in names)
         with _explained(self._path):
             self._connection.execute(f"DROP TABLE IF EXISTS temp.{wanted}")
             columns = ", ".join(map(quoted, names))
@@ -198,8 +220,8 @@ class SqliteLoader:
                 f"INSERT INTO temp.{wanted} VALUES ({marks})", _rows(keys, target.key)
             )
             found = self._connection.execute(
-                f"SELECT s.{quoted(document.name)} FROM temp.{wanted} k "
-                f"JOIN main.{table} s ON {same}"
+                f"SELECT t.{quoted(document.name)} FROM temp.{wanted} k "
+                f"JOIN main.{table} t ON {sql.same_key(target, 't', 'k')}"
             )
             while some := found.fetchmany(_ROWS):
                 yield _pa.record_batch([_pa.array([row[0] for row in some], _pa.utf8())], ["d"])
@@ -226,8 +248,9 @@ def _rows(batch: pyarrow.RecordBatch, fields: Sequence[TargetField]) -> Iterator
 class SqliteSession:
     """The database, fenced for one session of a task."""
 
-    def __init__(self, database: Database, task: Task, epoch: int) -> None:
+    def __init__(self, database: Database, task: Task, epoch: int, *, hard_delete: bool) -> None:
         self._database = database
+        self._hard_delete = hard_delete
         self._task = task
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
@@ -239,6 +262,7 @@ class SqliteSession:
                 f"SELECT checkpoint FROM {CHECKPOINTS} WHERE task = ?", (task.name,)
             ).fetchone()
         self.checkpoint: bytes | None = row[0]
+        self._file = database.identity()
         self.workers = SqliteWorkers(database, self._targets)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
@@ -255,6 +279,7 @@ class SqliteSession:
                     self._store(each)
                 self._store_checkpoint(checkpoint)
                 failpoints.hit(_STORED)
+                self._check_file()
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
@@ -275,6 +300,15 @@ class SqliteSession:
         if updated.rowcount != 1:
             raise _fenced(self._task.name, self._epoch, self._database.path)
 
+    def _check_file(self) -> None:
+        if self._database.identity() != self._file:
+            raise ConnectorError(
+                "the database was replaced or removed while a session had it open",
+                where=self._database.path,
+                fix="put it back, or raise `backfill` of the bindings",
+                transient=True,
+            )
+
     def _store(self, staged: Staged) -> None:
         target = self._targets[staged.binding]
         with _pa.memory_map(staged.at) as source:
@@ -293,13 +327,24 @@ class SqliteSession:
         rows: Any = batch
         deleted = rows.column(DELETE)
         if not target.delta_updates and deleted.true_count:
-            same = " AND ".join(f"{quoted(field.name)} = ?" for field in target.key)
-            self._connection.executemany(
-                f"DELETE FROM {quoted(*target.path)} WHERE {same}",
-                _rows(rows.filter(deleted), target.key),
-            )
+            self._delete(target, rows.filter(deleted))
             rows = rows.filter(_pa.compute.invert(deleted))
         self._connection.executemany(_insert(target), _rows(rows, target.fields))
+
+    def _delete(self, target: Target, rows: pyarrow.RecordBatch) -> None:
+        """Rows go, or show the deletion; a key that is not there does not appear by it."""
+        table = quoted(*target.path)
+        same = " AND ".join(f"{quoted(field.name)} = ?" for field in target.key)
+        shown = [field for field in target.fields if not field.is_key]
+        if self._hard_delete:
+            self._connection.executemany(
+                f"DELETE FROM {table} WHERE {same}", _rows(rows, target.key)
+            )
+        elif shown:
+            sets = ", ".join(f"{quoted(field.name)} = ?" for field in shown)
+            self._connection.executemany(
+                f"UPDATE {table} SET {sets} WHERE {same}", _rows(rows, [*shown, *target.key])
+            )
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -319,10 +364,8 @@ class SqliteSession:
 def _insert(target: Target) -> str:
     table = quoted(*target.path)
     marks = ", ".join("?" * len(target.fields))
-    insert = f"INSERT INTO {table} ({sql.columns_of(target)}) VALUES ({marks})"
-    if target.delta_updates:
-        return insert
-    return f"{insert} {sql.on_conflict(target, table=table, least='min', greatest='max')}"
+    insert = f"INSERT INTO {table} AS t ({sql.columns_of(target)}) VALUES ({marks})"
+    return insert if target.delta_updates else f"{insert} {sql.on_conflict(target, _DIALECT)}"
 
 
 def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: str) -> None:
@@ -356,43 +399,43 @@ class Sqlite:
     flush_barrier = False
 
     def __init__(self, config: Json, *, where: str) -> None:
-        match resolve(config, where=where):
-            case {"path": str(path), **rest} if path:
-                busy_s = rest.pop("busyTimeout", 30)
-            case _:
-                raise UserError(
-                    "the configuration lacks the path of the database",
-                    where=f"{where}: endpoint.connector.config",
-                    fix="path: views.db",
-                )
-        if rest or not isinstance(busy_s, int | float) or busy_s < 0:
-            raise UserError(
-                f"{', '.join(map(str, rest)) or 'busyTimeout'} is not understood",
-                where=f"{where}: endpoint.connector.config",
-                fix="path, and busyTimeout in seconds",
-            )
+        at = f"{where}: endpoint.connector.config"
+        given = sql.check_members(
+            resolve(config, where=where),
+            ("path", "busyTimeout", "hardDelete"),
+            required=("path",),
+            where=at,
+            example="{path: views.db, busyTimeout: 30, hardDelete: false}",
+        )
+        busy_s = given.get("busyTimeout", 30)
+        if not isinstance(busy_s, int | float) or isinstance(busy_s, bool) or busy_s < 0:
+            raise UserError("busyTimeout is no number of seconds", where=at, fix="busyTimeout: 30")
         self._where = where
-        self._database = Database(path, float(busy_s))
+        self._database = Database(sql.text(given, "path", where=at), float(busy_s))
+        self._hard_delete = sql.flag(given, "hardDelete", where=at)
 
     def path(self, resource: Json) -> tuple[str, ...]:
-        match resource:
-            case {"table": str(table), **rest} if table and rest.keys() <= {"delta_updates"}:
-                if table.lower().startswith(("sqlite_", "penstock_")):
-                    raise UserError(
-                        f"a table cannot be called {table}",
-                        where=self._where,
-                        fix="names that begin with sqlite_ and penstock_ are taken",
-                    )
-                return (table,)
-            case _:
-                raise UserError(
-                    "the resource of a binding lacks its table, or has more than that",
-                    where=self._where,
-                    fix="resource: {table: orders, delta_updates: false}",
-                )
+        at = f"{self._where}: resource"
+        given = sql.check_members(
+            resource,
+            ("table", "delta_updates"),
+            required=("table",),
+            where=at,
+            example="{table: orders, delta_updates: false}",
+        )
+        table = sql.text(given, "table", where=at)
+        if table.lower().startswith(("sqlite_", "penstock_")) or "\0" in table:
+            raise UserError(
+                f"a table cannot be called {table}",
+                where=at,
+                fix="names that begin with sqlite_ and penstock_ are taken",
+            )
+        return (table,)
 
     def delta_updates(self, resource: Json) -> bool:
-        return isinstance(resource, dict) and resource.get("delta_updates") is True
+        return isinstance(resource, dict) and sql.flag(
+            resource, "delta_updates", where=f"{self._where}: resource"
+        )
 
     def can_reduce(self, field: TargetField) -> bool:
         numeric = field.column.kind in (Kind.LONG, Kind.DOUBLE)
@@ -408,87 +451,52 @@ class Sqlite:
 
     def check(self) -> None:
         with self._database.connect() as connection, _explained(self._database.path):
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
 
     def validate(
-        self, path: tuple[str, ...], fields: Sequence[TargetField], *, delta_updates: bool
+        self,
+        path: tuple[str, ...],
+        fields: Sequence[TargetField],
+        *,
+        delta_updates: bool,
+        state_key: str,
     ) -> Mapping[str, Verdict]:
-        found = sql.verdicts(fields) if not delta_updates else {}
+        found = sql.verdicts(fields, delta_updates=delta_updates)
         if not Path(self._database.path).exists():
             return found
-        with self._database.connect() as connection:
-            there = _columns(connection, path)
+        with self._database.connect() as connection, _explained(self._database.path):
+            live = sqlite_tables.look(connection, path)
+            filled = sqlite_tables.state_keys(connection).get(path, state_key)
+        if live is None or filled != state_key:
+            return found  # it is made to fit, by a backfill that was asked for
         for field in fields:
-            kind = there.get(field.name.lower())
-            if kind is not None and kind != _type(field.column):
-                found[field.name] = Verdict(
-                    constraint=Constraint.INCOMPATIBLE,
-                    reason=f"the column of table {path[0]} is {kind}, and {_type(field.column)} "
-                    "is needed",
-                )
+            there = live.columns.get(field.name.lower())
+            if there is not None and fit(field, there) is Fit.FAILS:
+                found[field.name] = sql.misfit(path[0], there, type_of(field.column))
         return found
 
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
+        """All or nothing, and only if no newer session has been here."""
         before = {} if last is None else {target.path: target for target in last.targets}
         done: list[str] = []
         with self._database.connect() as connection, _explained(self._database.path):
-            _raise_fence(connection, task.name, epoch, self._database.path)
             connection.execute("BEGIN IMMEDIATE")
+            _raise_fence(connection, task.name, epoch, self._database.path)
+            filled = sqlite_tables.state_keys(connection)
             for target in task.targets:
-                done += _apply(connection, target, before.get(target.path))
+                was = before.get(target.path)
+                key = filled.get(target.path, was.state_key if was else target.state_key)
+                live = sqlite_tables.look(connection, target.path)
+                for step in sqlite_tables.plan(target, live, emptied=key != target.state_key):
+                    for statement in step.statements:
+                        connection.execute(statement)
+                    done.append(step.says)
+                sqlite_tables.remember(connection, target)
             connection.execute("COMMIT")
         return Applied(description="; ".join(done))
 
     def open(self, task: Task, *, epoch: int, state: Json) -> SqliteSession:
-        session = SqliteSession(self._database, task, epoch)
+        session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)
         session.sweep(())
         return session
-
-
-def _apply(connection: sqlite3.Connection, target: Target, before: Target | None) -> Iterator[str]:
-    """Bring one table to its target; columns that others added stay."""
-    table = quoted(*target.path)
-    there = _columns(connection, target.path)
-    if there and before is not None and before.state_key != target.state_key:
-        if _key_names(connection, target.path) != [f.name.lower() for f in target.key]:
-            connection.execute(f"DROP TABLE {table}")
-            there = {}
-            yield f"dropped {table}, whose key changes"
-        else:
-            connection.execute(f"DELETE FROM {table}")
-            yield f"emptied {table} for a backfill"
-    if not there:
-        connection.execute(_create(target))
-        yield f"created {table}"
-        return
-    for field in target.fields:
-        if field.name.lower() not in there:
-            kind = _type(field.column)
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(field.name)} {kind}")
-            yield f"added {table}.{quoted(field.name)}"
-
-
-def _create(target: Target) -> str:
-    columns = [
-        f"{quoted(field.name)} {_type(field.column)}{' NOT NULL' if field.is_key else ''}"
-        for field in target.fields
-    ]
-    if not target.delta_updates:
-        columns.append(f"PRIMARY KEY ({sql.key_of(target)})")
-    return f"CREATE TABLE {quoted(*target.path)} ({', '.join(columns)}) STRICT"
-
-
-def _type(column: Column) -> str:
-    return _TYPES.get(column.kind, "TEXT")
-
-
-def _columns(connection: sqlite3.Connection, path: tuple[str, ...]) -> dict[str, str]:
-    rows = connection.execute("SELECT lower(name), type FROM pragma_table_info(?)", path)
-    return dict(rows.fetchall())
-
-
-def _key_names(connection: sqlite3.Connection, path: tuple[str, ...]) -> list[str]:
-    rows = connection.execute(
-        "SELECT lower(name) FROM pragma_table_info(?) WHERE pk > 0 ORDER BY pk", path
-    )
-    return [row[0] for row in rows]

@@ -306,9 +306,17 @@ class Materialization(Protocol):
         ...
 
     def validate(
-        self, path: tuple[str, ...], fields: Sequence[TargetField], *, delta_updates: bool
+        self,
+        path: tuple[str, ...],
+        fields: Sequence[TargetField],
+        *,
+        delta_updates: bool,
+        state_key: str,
     ) -> Mapping[str, Verdict]:
-        """What the endpoint thinks of the fields of a binding, by name; looks at what is there."""
+        """What the endpoint thinks of the fields of a binding, by name; looks at what is there.
+
+        What is there under another state key does not count: `apply` will empty it.
+        """
         ...
 
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:

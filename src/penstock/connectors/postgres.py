@@ -1,0 +1,554 @@
+"""PostgreSQL: rows and checkpoint in one transaction, which first checks the fence.
+
+    config     address (host:port, or a directory of sockets), database, user, password, schema,
+               sslmode, hardDelete
+    resource   table, schema, delta_updates
+
+Tasks stage, the leader commits. A commit locks the task's row of `penstock_checkpoints` and stores
+the new checkpoint there, if the fence is still its own; then it merges what was staged into all
+targets. So two sessions of a task stand in line, and the older finds that its time is over.
+
+**Unknown outcomes.** If the connection is lost while the server commits, the stored checkpoint
+tells. It is read under the row's lock, which a transaction that is still at work would hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+
+from penstock import failpoints
+from penstock.connectors import postgres_tables, sql
+from penstock.connectors.postgres_columns import (
+    NAME_BYTES_MAX,
+    SYSTEM_COLUMNS,
+    Fit,
+    Layout,
+    fit,
+    type_of,
+)
+from penstock.connectors.postgres_rows import (
+    INLINE,
+    STAGE,
+    PostgresWorkers,
+    copy_in,
+    epoch_of,
+    rows_ddl,
+    stage_prefix,
+)
+from penstock.connectors.postgres_server import BEGIN, SERIALIZATION, Connection, Server, run
+from penstock.connectors.sql import CHECKPOINTS, TABLES, quoted
+from penstock.errors import Bug, UserError
+from penstock.model.clock import Clock
+from penstock.model.columns import Kind
+from penstock.model.json_order import Json
+from penstock.model.reduce import Strategy
+from penstock.runtime.connector import (
+    DELETE,
+    Applied,
+    ConnectorError,
+    Constraint,
+    FencedEndpoint,
+    Pattern,
+    Staged,
+    Target,
+    TargetField,
+    Task,
+    Verdict,
+)
+
+_log = logging.getLogger("penstock.connectors")
+
+COMMITS_MAX: Final = 3
+"""Tries of a commit that others were in the way of."""
+
+_DDL_LOCK: Final = 0x70656E73746F636B
+"""Advisory lock: tasks that make the same schema at the same time fail otherwise."""
+
+_DIALECT: Final = sql.Dialect(least="LEAST", greatest="GREATEST", bytewise=' COLLATE "C"')
+
+_STORED = failpoints.declare("postgres.before-commit", "rows are merged, and not committed")
+_COMMITTED = failpoints.declare("postgres.after-commit", "rows and checkpoint are committed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a catalog may choose."""
+
+    server: Server
+    schema: str
+    hard_delete: bool
+
+    @property
+    def checkpoints(self) -> str:
+        return quoted(self.schema, CHECKPOINTS)
+
+    @property
+    def tables(self) -> str:
+        return quoted(self.schema, TABLES)
+
+
+# --------------------------------------------------------------------------------- on the leader
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What was staged for one target."""
+
+    target: Target
+    layout: Layout
+    tables: list[Staged] = field(default_factory=list)
+    carried: list[Staged] = field(default_factory=list)
+
+
+class PostgresSession:
+    """The database, fenced for one session of a task."""
+
+    def __init__(self, options: Options, task: Task, epoch: int) -> None:
+        self._options = options
+        self._server = options.server
+        self._task = task.name
+        self._epoch = epoch
+        self._targets = {target.binding: target for target in task.targets}
+        self._connection = self._server.connect()
+        try:
+            with self._server.explained():
+                run(self._connection, BEGIN)
+                self.checkpoint = raise_fence(self._connection, options, task.name, epoch)
+                run(self._connection, "COMMIT")
+                layouts = {
+                    target.binding: _layout(self._connection, target) for target in task.targets
+                }
+        except BaseException:
+            self._connection.close()
+            raise
+        self._layouts = layouts
+        self.workers = PostgresWorkers(self._server, self._targets, layouts)
+
+    def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
+        return ()
+
+    def start_commit(
+        self, close: Clock, staged: Sequence[Staged], checkpoint: bytes, patches: Sequence[Json]
+    ) -> Sequence[Json]:
+        """Everything in one transaction; afterwards, the tables that were read are dropped."""
+        batches = self._batches(staged)
+        for tries_left in reversed(range(COMMITS_MAX)):
+            try:
+                self._commit(batches, checkpoint)
+                break
+            except psycopg.Error as error:
+                self._roll_back()
+                if error.sqlstate not in SERIALIZATION or not tries_left:
+                    with self._server.explained():
+                        raise
+                _log.info("%s: a commit was in the way of others, and is tried again", self._task)
+            except BaseException:
+                self._roll_back()
+                raise
+        failpoints.hit(_COMMITTED)
+        self._drop([each.at for batch in batches for each in batch.tables])
+        return ()
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            run(self._connection, "ROLLBACK")
+
+    def _batches(self, staged: Sequence[Staged]) -> list[_Batch]:
+        found: dict[int, _Batch] = {}
+        for each in staged:
+            binding = each.binding
+            if (batch := found.get(binding)) is None:
+                batch = _Batch(self._targets[binding], self._layouts[binding])
+                found[binding] = batch
+            (batch.carried if each.at.startswith(INLINE) else batch.tables).append(each)
+        return list(found.values())
+
+    def _commit(self, batches: Sequence[_Batch], checkpoint: bytes) -> None:
+        run(self._connection, BEGIN)
+        self._store_checkpoint(checkpoint)
+        for batch in batches:
+            self._store(batch)
+        failpoints.hit(_STORED)
+        try:
+            ended = run(self._connection, "COMMIT").statusmessage
+        except psycopg.Error:
+            if not self._connection.broken:
+                raise  # the server has said no, and is there: nothing was committed
+            self._settle(checkpoint)
+        else:
+            if ended != "COMMIT":
+                raise Bug(f"a transaction ended with {ended}")
+
+    def _store_checkpoint(self, checkpoint: bytes) -> None:
+        """First of all, and with the fence checked in the same statement: it is a lock as well."""
+        updated = run(
+            self._connection,
+            f"UPDATE {_escaped(self._options.checkpoints)} SET checkpoint = %s, updated_at = now() "
+            "WHERE task = %s AND fence = %s",
+            (checkpoint, self._task, self._epoch),
+        )
+        if updated.rowcount != 1:
+            raise fenced(self._options, self._task, self._epoch)
+
+    def _settle(self, checkpoint: bytes) -> None:
+        """Find out whether a transaction committed whose answer was lost."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+        self._connection = self._server.connect()
+        with self._server.explained():
+            row = run(
+                self._connection,
+                f"SELECT checkpoint, fence FROM {_escaped(self._options.checkpoints)} "
+                "WHERE task = %s FOR UPDATE",
+                (self._task,),
+            ).fetchone()
+        if row is not None and row[0] == checkpoint:
+            return
+        if row is None or row[1] != self._epoch:
+            raise fenced(self._options, self._task, self._epoch)
+        raise ConnectorError(
+            "the connection to PostgreSQL was lost while it committed, and it did not commit",
+            where=self._server.name,
+            fix="nothing: the transaction is run again",
+            transient=True,
+        )
+
+    # What becomes of rows
+
+    def _store(self, batch: _Batch) -> None:
+        if batch.carried:
+            self._store_carried(batch)
+        for each in batch.tables:
+            self._merge(batch, quoted(STAGE, each.at), each.rows)
+
+    def _store_carried(self, batch: _Batch) -> None:
+        """All of a target at once: by a temporary table, which a session keeps and empties."""
+        ddl = rows_ddl(batch.layout)
+        digest = hashlib.sha256(f"{self._task}\n{ddl}".encode()).hexdigest()[:16]
+        table = f"pg_temp.penstock_rows_{digest}"
+        run(self._connection, "SET LOCAL client_min_messages = warning")
+        run(
+            self._connection,
+            f"CREATE TEMP TABLE IF NOT EXISTS penstock_rows_{digest} ({ddl}) ON COMMIT DELETE ROWS",
+        )
+        chunks = [each.at.removeprefix(INLINE).encode() for each in batch.carried]
+        copy_in(self._connection, f"{table} FROM STDIN (FORMAT csv)", chunks)
+        self._merge(batch, table, sum(each.rows for each in batch.carried))
+
+    def _merge(self, batch: _Batch, source: str, rows: int) -> None:
+        """Release rows: update what is there, add what is not, remove what is deleted."""
+        counted = run(
+            self._connection,
+            f"SELECT count(*), count(*) FILTER (WHERE {quoted(DELETE)}) FROM {source}",
+        ).fetchone()
+        there, deleted = counted or (0, 0)
+        if there != rows:
+            raise ConnectorError(
+                f"{rows} rows were staged, and {there} are there",
+                where=f"{self._server.name}: {source}",
+                why="a crash of the server empties staged tables",
+                fix="nothing: the transaction is run again",
+                transient=True,
+            )
+        target, table = batch.target, quoted(*batch.target.path)
+        if deleted and not target.delta_updates:
+            run(self._connection, _remove(target, source, hard=self._options.hard_delete))
+        columns = sql.columns_of(target)
+        insert = f"INSERT INTO {table} AS t ({columns}) SELECT {columns} FROM {source}"
+        if not target.delta_updates:
+            kept = f" WHERE NOT {quoted(DELETE)}" if deleted else " WHERE true"
+            insert += f"{kept} {sql.on_conflict(target, _DIALECT)}"
+        run(self._connection, insert)
+
+    def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
+        return ()
+
+    def sweep(self, keep: Sequence[Staged]) -> None:
+        """Drop tables that attempts of this task have left; those of a newer session are its."""
+        kept = {each.at for each in keep}
+        with self._server.explained():
+            rows = run(
+                self._connection,
+                "SELECT tablename::text FROM pg_tables WHERE schemaname = %s "
+                "AND starts_with(tablename::text, %s)",
+                (STAGE, stage_prefix(self._task)),
+            ).fetchall()
+        names = [name for (name,) in rows if name not in kept and epoch_of(name) <= self._epoch]
+        self._drop(names)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Best effort: an attempt that still writes holds its table, and is not waited for."""
+        for name in names:
+            try:
+                run(
+                    self._connection,
+                    "BEGIN; SET LOCAL lock_timeout = '100ms'; "
+                    f"DROP TABLE IF EXISTS {quoted(STAGE, name)}; COMMIT",
+                )
+            except psycopg.Error as error:
+                _log.info("%s: %s stays for now: %s", self._task, name, error.diag.message_primary)
+                self._roll_back()
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _remove(target: Target, source: str, *, hard: bool) -> str:
+    """What happens to rows that are deleted: they go, or they show the deletion. None appears."""
+    table, same = quoted(*target.path), sql.same_key(target, "t", "s")
+    if hard:
+        return f"DELETE FROM {table} AS t USING {source} AS s WHERE s.{quoted(DELETE)} AND {same}"
+    sets = ", ".join(
+        f"{quoted(field.name)} = s.{quoted(field.name)}"
+        for field in target.fields
+        if not field.is_key
+    )
+    if not sets:
+        return "SELECT"
+    return f"UPDATE {table} AS t SET {sets} FROM {source} AS s WHERE s.{quoted(DELETE)} AND {same}"
+
+
+def _layout(connection: Connection, target: Target) -> Layout:
+    live = postgres_tables.look(connection, target.path)
+    if live is None:
+        raise ConnectorError(f"table {'.'.join(target.path)} is gone", transient=True)
+    types = {name: column.type for name, column in live.columns.items()}
+    if missing := [field.name for field in target.fields if field.name not in types]:
+        raise ConnectorError(
+            f"table {'.'.join(target.path)} has lost {', '.join(missing)}", transient=True
+        )
+    return Layout.of(".".join(target.path), target.fields, types)
+
+
+def raise_fence(connection: Connection, options: Options, task: str, epoch: int) -> bytes | None:
+    """Take the task's row for a session, within a transaction; the checkpoint that is there."""
+    found = run(connection, "SELECT to_regclass(%s)", (options.checkpoints,)).fetchone()
+    if found is None or found[0] is None:
+        run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
+        run(
+            connection,
+            f"CREATE TABLE IF NOT EXISTS {options.checkpoints} (task text PRIMARY KEY, "
+            "fence bigint NOT NULL, checkpoint bytea, updated_at timestamptz)",
+        )
+    row = run(
+        connection,
+        f"INSERT INTO {_escaped(options.checkpoints)} AS t (task, fence) VALUES (%s, %s) "
+        "ON CONFLICT (task) DO UPDATE SET fence = GREATEST(t.fence, excluded.fence) "
+        "RETURNING fence, checkpoint",
+        (task, epoch),
+    ).fetchone()
+    if row is None or row[0] != epoch:
+        raise fenced(options, task, epoch)
+    checkpoint: bytes | None = row[1]
+    return checkpoint
+
+
+def fenced(options: Options, task: str, epoch: int) -> FencedEndpoint:
+    return FencedEndpoint(
+        f"session {epoch} of {task} is over: a newer one has the database",
+        where=options.server.name,
+    )
+
+
+def _escaped(identifier: str) -> str:
+    """An identifier in a statement with values, where a percent sign begins one."""
+    return identifier.replace("%", "%%")
+
+
+# ---------------------------------------------------------------------------------- the connector
+
+
+class Postgres:
+    """`penstock/materialize-postgres`."""
+
+    pattern = Pattern.ENDPOINT
+    flush_barrier = False
+
+    def __init__(self, config: Json, *, where: str) -> None:
+        server = Server.of(config, where)
+        at = f"{where}: endpoint.connector.config"
+        given = config if isinstance(config, dict) else {}
+        self._where = where
+        self._options = Options(
+            server=server,
+            schema=self._name(sql.text(given, "schema", where=at, default="public")),
+            hard_delete=sql.flag(given, "hardDelete", where=at),
+        )
+
+    def path(self, resource: Json) -> tuple[str, ...]:
+        given = sql.check_members(
+            resource,
+            ("table", "schema", "delta_updates"),
+            required=("table",),
+            where=f"{self._where}: resource",
+            example="{table: orders, schema: public, delta_updates: false}",
+        )
+        default = self._options.schema
+        schema = self._name(sql.text(given, "schema", where=self._where, default=default))
+        table = self._name(sql.text(given, "table", where=self._where))
+        if table.startswith("penstock_") or schema.startswith("pg_") or schema == STAGE:
+            raise UserError(
+                f"a table cannot be {schema}.{table}",
+                where=self._where,
+                fix="schemas that begin with pg_ and tables that begin with penstock_ are taken",
+            )
+        return schema, table
+
+    def _name(self, name: str) -> str:
+        if "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+            raise UserError(
+                f"{name!r} is not a name for PostgreSQL",
+                where=self._where,
+                fix=f"at most {NAME_BYTES_MAX} bytes, and no U+0000",
+            )
+        return name
+
+    def delta_updates(self, resource: Json) -> bool:
+        return isinstance(resource, dict) and sql.flag(
+            resource, "delta_updates", where=f"{self._where}: resource"
+        )
+
+    def can_reduce(self, field: TargetField) -> bool:
+        kind = field.column.kind
+        match field.reduction:
+            case Strategy.SUM:  # of decimals the schema limits the digits, and the column does not
+                return kind in (Kind.LONG, Kind.DOUBLE)
+            case Strategy.MINIMIZE | Strategy.MAXIMIZE:
+                # An instant is not ordered as its text is, nor is a UUID in capitals.
+                same = kind is Kind.STRING and type_of(field) in ("text", "date")
+                return same or kind in (Kind.LONG, Kind.DOUBLE, Kind.DECIMAL)
+            case Strategy.FIRST_WRITE_WINS | Strategy.LAST_WRITE_WINS:
+                return True
+            case _:
+                return False
+
+    def check(self) -> None:
+        """Whether the user can get in, and make tables."""
+        schema = self._options.schema
+        with self._connected() as connection:
+            row = run(
+                connection,
+                "SELECT n.oid IS NOT NULL, COALESCE("
+                "has_schema_privilege(n.oid, 'CREATE') AND has_schema_privilege(n.oid, 'USAGE'), "
+                "has_database_privilege(current_database(), 'CREATE')) "
+                "FROM (VALUES (%s::text)) v(name) LEFT JOIN pg_namespace n ON n.nspname = v.name",
+                (schema,),
+            ).fetchone()
+        exists, may = row or (False, False)
+        if not may:
+            user = self._options.server.user
+            raise ConnectorError(
+                f"{user} may not make {'tables in' if exists else 'the'} schema {schema}",
+                where=self._options.server.name,
+                fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(user)}"
+                if exists
+                else f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {quoted(user)}",
+            )
+
+    def validate(
+        self,
+        path: tuple[str, ...],
+        fields: Sequence[TargetField],
+        *,
+        delta_updates: bool,
+        state_key: str,
+    ) -> Mapping[str, Verdict]:
+        found = sql.verdicts(fields, delta_updates=delta_updates)
+        for each in fields:
+            if each.name in SYSTEM_COLUMNS or len(each.name.encode()) > NAME_BYTES_MAX:
+                found[each.name] = Verdict(
+                    constraint=Constraint.FORBIDDEN,
+                    reason="PostgreSQL has no column of that name: give the location another, of "
+                    f"at most {NAME_BYTES_MAX} bytes, by a projection",
+                )
+        with self._connected() as connection:
+            live = postgres_tables.look(connection, path)
+            filled = _state_keys(connection, self._options).get(path, state_key)
+        if live is None or filled != state_key:
+            return found  # it is made to fit, by a backfill that was asked for
+        for each in fields:
+            column = live.columns.get(each.name)
+            if column is not None and fit(each, column.type) is Fit.FAILS:
+                found[each.name] = sql.misfit(".".join(path), column.type, type_of(each))
+        return found
+
+    def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
+        """All or nothing, and only if no newer session has been here."""
+        before = {} if last is None else {target.path: target for target in last.targets}
+        done: list[str] = []
+        with self._connected() as connection:
+            run(connection, BEGIN)
+            run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
+            schemas = {STAGE, self._options.schema, *(target.path[0] for target in task.targets)}
+            done += _make_schemas(connection, schemas)
+            raise_fence(connection, self._options, task.name, epoch)
+            run(
+                connection,
+                f"CREATE TABLE IF NOT EXISTS {self._options.tables} "
+                "(schema text, name text, state_key text NOT NULL, PRIMARY KEY (schema, name))",
+            )
+            filled = _state_keys(connection, self._options)
+            for target in task.targets:
+                was = before.get(target.path)
+                key = filled.get(target.path, was.state_key if was else target.state_key)
+                live = postgres_tables.look(connection, target.path)
+                for step in postgres_tables.plan(
+                    target, live, before=was, emptied=key != target.state_key
+                ):
+                    run(connection, step.statement)
+                    done.append(step.says)
+                run(
+                    connection,
+                    f"INSERT INTO {_escaped(self._options.tables)} VALUES (%s, %s, %s) "
+                    "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
+                    (*target.path, target.state_key),
+                )
+            run(connection, "COMMIT")
+        return Applied(description="; ".join(done))
+
+    def open(self, task: Task, *, epoch: int, state: Json) -> PostgresSession:
+        session = PostgresSession(self._options, task, epoch)
+        try:
+            session.sweep(())
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """A connection for one errand; what it has not committed is undone with it."""
+        connection = self._options.server.connect()
+        try:
+            with self._options.server.explained():
+                yield connection
+        finally:
+            with contextlib.suppress(psycopg.Error):
+                connection.close()
+
+
+def _make_schemas(connection: Connection, names: set[str]) -> Iterator[str]:
+    """Those that are missing: who may not make a schema may still use one."""
+    rows = run(
+        connection, "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY(%s)", (list(names),)
+    ).fetchall()
+    for name in sorted(names - {name for (name,) in rows}):
+        run(connection, f"CREATE SCHEMA {quoted(name)}")
+        yield f"created schema {name}"
+
+
+def _state_keys(connection: Connection, options: Options) -> dict[tuple[str, ...], str]:
+    """Under which state key each target was filled, as far as that is known."""
+    found = run(connection, "SELECT to_regclass(%s)", (options.tables,)).fetchone()
+    if found is None or found[0] is None:
+        return {}
+    rows = run(connection, f"SELECT schema, name, state_key FROM {options.tables}").fetchall()
+    return {(schema, name): state_key for schema, name, state_key in rows}

@@ -1,0 +1,217 @@
+"""Rows on their way to PostgreSQL and documents on their way back: what runs in Spark tasks.
+
+Few rows are carried in the manifest itself: the leader copies them into a temporary table within
+the transaction that commits them, and a small transaction costs the server no table, no connection
+and no round trip before that. More are copied into an UNLOGGED table of the attempt's own, which
+is written once, without a log; a crash of the server empties it, and the commit notices that by
+counting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+import pyarrow
+
+from penstock import failpoints
+from penstock.connectors import sql
+from penstock.connectors.postgres_columns import NAME_BYTES_MAX, Layout
+from penstock.connectors.postgres_server import Connection, Server, run
+from penstock.connectors.sql import quoted
+from penstock.errors import Bug
+from penstock.runtime.connector import DELETE, Attempt, Staged, Target
+
+_pa: Any = pyarrow
+
+STAGE: Final = "penstock_stage"
+"""The schema of tables that attempts make."""
+
+INLINE: Final = "rows:"
+"""How `Staged.at` begins if the rows follow; a table's name, otherwise."""
+
+INLINE_BYTES_MAX: Final = 1 << 20
+"""Of one attempt and binding: more is cheaper to copy than to carry, and the leader has memory."""
+
+_COPY_BYTES: Final = 4 << 20
+_ROWS: Final = 16_384
+
+_STAGED = failpoints.declare("postgres.after-stage", "rows are staged, and nobody knows it yet")
+
+
+def stage_prefix(task: str) -> str:
+    """What the names of all tables of a task begin with; names of tasks are long, and free."""
+    return f"{hashlib.sha256(task.encode()).hexdigest()[:16]}_"
+
+
+def stage_name(attempt: Attempt, binding: int) -> str:
+    """The table of an attempt: epoch after the prefix, then what makes it unique, or a digest."""
+    prefix = f"{stage_prefix(attempt.task)}{attempt.epoch}_"
+    rest = f"{attempt.name}_{binding}".removeprefix(f"{attempt.epoch}_")
+    if len(prefix) + len(rest) > NAME_BYTES_MAX:
+        rest = hashlib.sha256(rest.encode()).hexdigest()[: NAME_BYTES_MAX - len(prefix)]
+    return prefix + rest
+
+
+def epoch_of(name: str) -> int:
+    """Of which epoch a staged table is."""
+    return int(name.split("_")[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresWorkers:
+    """Where the server is, its secrets unresolved, and what rows look like."""
+
+    server: Server
+    targets: Mapping[int, Target]
+    layouts: Mapping[int, Layout]
+
+    def stager(self, attempt: Attempt) -> PostgresStager:
+        return PostgresStager(self.server, self.layouts, attempt)
+
+    def loader(self, attempt: Attempt) -> PostgresLoader:
+        return PostgresLoader(self.server, self.targets, self.layouts)
+
+
+@dataclass(slots=True)
+class _Pile:
+    """Rows of a binding, as far as they were not copied yet."""
+
+    layout: Layout
+    table: str
+    chunks: list[bytes] = field(default_factory=list)
+    waiting: int = 0
+    bytes: int = 0
+    rows: int = 0
+    copied: int = 0
+
+    def add(self, rows: pyarrow.RecordBatch) -> None:
+        chunk = self.layout.csv(rows)
+        self.chunks.append(chunk)
+        self.waiting += len(chunk)
+        self.bytes += len(chunk)
+        self.rows += rows.num_rows
+
+    def staged(self, binding: int, shard: int) -> Staged:
+        at = self.table if self.copied else INLINE + b"".join(self.chunks).decode()
+        return Staged(binding=binding, shard=shard, at=at, rows=self.rows, bytes=self.bytes)
+
+
+class PostgresStager:
+    """Piles rows up; only what is too much to carry goes to a table, in one transaction."""
+
+    def __init__(self, server: Server, layouts: Mapping[int, Layout], attempt: Attempt) -> None:
+        self._server = server
+        self._layouts = layouts
+        self._attempt = attempt
+        self._piles: dict[int, _Pile] = {}
+        self._connection: Connection | None = None
+
+    def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
+        if (pile := self._piles.get(binding)) is None:
+            pile = _Pile(self._layouts[binding], stage_name(self._attempt, binding))
+            self._piles[binding] = pile
+        pile.add(rows)
+        if pile.waiting > (_COPY_BYTES if pile.copied else INLINE_BYTES_MAX):
+            self._copy(pile)
+
+    def finish(self) -> list[Staged]:
+        for pile in self._piles.values():
+            if pile.copied and pile.waiting:
+                self._copy(pile)
+        if self._connection is not None:
+            with self._server.explained():
+                run(self._connection, "COMMIT")
+            self._connection.close()
+        failpoints.hit(_STAGED)
+        shard = self._attempt.shard
+        return [pile.staged(binding, shard) for binding, pile in self._piles.items()]
+
+    def discard(self) -> None:
+        """A transaction that was not committed leaves no table."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _copy(self, pile: _Pile) -> None:
+        if self._connection is None:
+            self._connection = self._server.connect()
+            with self._server.explained():
+                # Should the server forget it, then the commit will notice; that is cheaper.
+                run(self._connection, "BEGIN; SET LOCAL synchronous_commit = off")
+        with self._server.explained():
+            table = quoted(STAGE, pile.table)
+            if not pile.copied:
+                run(
+                    self._connection,
+                    f"CREATE UNLOGGED TABLE {table} ({rows_ddl(pile.layout)}) "
+                    "WITH (autovacuum_enabled = false)",
+                )
+            copied = copy_in(
+                self._connection, f"{table} FROM STDIN (FORMAT csv, FREEZE)", pile.chunks
+            )
+        pile.copied += copied
+        if pile.copied != pile.rows:
+            raise Bug(f"{pile.copied} rows of {pile.rows} were copied", where=pile.table)
+        pile.chunks.clear()
+        pile.waiting = 0
+
+
+def rows_ddl(layout: Layout) -> str:
+    """Column definitions for a table of rows to store."""
+    return f"{layout.ddl}, {quoted(DELETE)} boolean"
+
+
+def copy_in(connection: Connection, what: str, chunks: list[bytes]) -> int:
+    """`COPY what`, and the number of rows that there were."""
+    with connection.cursor() as cursor:
+        with cursor.copy(f"COPY {what}".encode()) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+        return cursor.rowcount
+
+
+class PostgresLoader:
+    """Documents by key, from what is committed: only the leader writes, so any snapshot will do."""
+
+    def __init__(
+        self, server: Server, targets: Mapping[int, Target], layouts: Mapping[int, Layout]
+    ) -> None:
+        self._server = server
+        self._targets = targets
+        self._layouts = layouts
+        self._connection = server.connect()
+
+    def load(self, binding: int, keys: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+        target = self._targets[binding]
+        document = target.document
+        if document is None:
+            raise Bug(f"{target.collection} is loaded, and no document is stored")
+        layout = self._layouts[binding].key
+        chunk = layout.csv(keys)
+        wanted = "pg_temp.penstock_keys"
+        with self._server.explained():
+            run(
+                self._connection,
+                f"BEGIN; CREATE TEMP TABLE penstock_keys ({layout.ddl}) ON COMMIT DROP",
+            )
+            copy_in(self._connection, f"{wanted} FROM STDIN (FORMAT csv)", [chunk])
+            # Without statistics the planner would guess, and could choose to read the whole table.
+            run(self._connection, f"ANALYZE {wanted}")
+            with self._connection.cursor(name="penstock_documents") as cursor:
+                query = (
+                    f"SELECT t.{quoted(document.name)}::text FROM {wanted} k "
+                    f"JOIN {quoted(*target.path)} t ON {sql.same_key(target, 't', 'k')}"
+                )
+                cursor.execute(query.encode())
+                while some := cursor.fetchmany(_ROWS):
+                    texts = _pa.array([row[0] for row in some], _pa.utf8())
+                    yield _pa.record_batch([texts], ["d"])
+            run(self._connection, "COMMIT")
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()

@@ -1,0 +1,243 @@
+"""Connections to a PostgreSQL server, and its errors in words that help.
+
+A `Server` is what a catalog says of one, with references where its secrets are. They are resolved
+when a connection is opened, and live no longer than that: a `Server` can be pickled, printed and
+sent to Spark tasks. Errors name the server as the catalog does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from penstock.connectors import sql
+from penstock.errors import UserError
+from penstock.model.json_order import Json
+from penstock.model.spec import Frozen
+from penstock.runtime.connector import ConnectorError
+from penstock.runtime.secrets import resolve
+
+Connection = psycopg.Connection[TupleRow]
+
+SERIALIZATION: Final = frozenset({"40001", "40P01"})
+"""Another transaction was in the way, and this one is undone: it can be run again at once."""
+
+_MEMBERS: Final = ("address", "database", "user", "password", "schema", "sslmode", "hardDelete")
+_EXAMPLE: Final = (
+    "{address: db.example.com:5432, database: sales, user: penstock, password: "
+    '"${env:PGPASSWORD}", schema: public}'
+)
+_ADDRESS: Final = re.compile(
+    r"(?P<directory>/[^:]*)(:(?P<socket>\d+))?"
+    r"|(\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[^:/@\s]+))(:(?P<port>\d+))?"
+)
+_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
+_CONNECT_S_MAX: Final = 10
+_SILENT_MS_MAX: Final = 60_000
+"""How long data may stay unacknowledged before a connection counts as lost."""
+
+# What is written must be on disk when the server says so, or a checkpoint could be forgotten that
+# the recovery log remembers. A role or database with a laxer default is overruled, a stricter not.
+BEGIN: Final = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+    "SELECT set_config('synchronous_commit', 'on', true) "
+    "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+)
+
+
+def run(
+    connection: Connection, statement: str, values: Sequence[object] | None = None
+) -> psycopg.Cursor[TupleRow]:
+    """Execute a statement; its identifiers are quoted by now, and its values come apart."""
+    return connection.execute(statement.encode(), values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A database on a server, as a user of it."""
+
+    config: Frozen = field(repr=False)
+    where: str
+    """Whose endpoint it is, for errors."""
+
+    @classmethod
+    def of(cls, config: Json, where: str) -> Server:
+        """The server of an endpoint's configuration, as far as it can be judged unresolved."""
+        given = sql.check_members(
+            config,
+            _MEMBERS,
+            required=("address", "database", "user"),
+            where=f"{where}: endpoint.connector.config",
+            example=_EXAMPLE,
+        )
+        server = cls(config=Frozen(given), where=where)
+        if "password" in given:
+            sql.text(given, "password", where=server._at)
+        mode = given.get("sslmode", "prefer")
+        if mode not in _SSL_MODES:
+            raise UserError(
+                "sslmode is none that PostgreSQL has",
+                where=server._at,
+                fix=f"one of {', '.join(_SSL_MODES)}",
+            )
+        return server
+
+    @property
+    def name(self) -> str:
+        """Which server and database, as the catalog writes it: without secrets."""
+        return f"{self.config.value['address']}, database {self.config.value['database']}"
+
+    @property
+    def user(self) -> str:
+        """As the catalog writes it."""
+        name: str = self.config.value["user"]
+        return name
+
+    @property
+    def _at(self) -> str:
+        return f"{self.where}: endpoint.connector.config"
+
+    def connect(self) -> Connection:
+        """A connection that begins no transactions by itself; raises `ConnectorError`."""
+        config = resolve(self.config.value, where=self._at)
+        if not isinstance(config, dict):
+            raise UserError("an object is expected", where=self._at, fix=_EXAMPLE)
+        host, port = self._place(sql.text(config, "address", where=self._at))
+        password = config.get("password")
+        try:
+            return psycopg.connect(
+                host=host,
+                port=port,
+                dbname=sql.text(config, "database", where=self._at),
+                user=sql.text(config, "user", where=self._at),
+                password=password if isinstance(password, str) else None,
+                sslmode=sql.text(config, "sslmode", where=self._at, default="prefer"),
+                application_name="penstock",
+                client_encoding="utf8",
+                connect_timeout=_CONNECT_S_MAX,
+                tcp_user_timeout=_SILENT_MS_MAX,
+                autocommit=True,
+                prepare_threshold=None,  # a pooler may hand every transaction to another server
+            )
+        except psycopg.Error as error:
+            raise self._unreachable(error, password) from None
+
+    def _place(self, address: str) -> tuple[str, int]:
+        found = _ADDRESS.fullmatch(address)
+        if found is None:
+            raise UserError(
+                "address is neither a host with a port nor a directory of sockets",
+                where=self._at,
+                fix="address: db.example.com:5432, or address: /var/run/postgresql",
+            )
+        host = found["directory"] or found["ipv6"] or found["host"]
+        return host, int(found["port"] or found["socket"] or 5432)
+
+    def _unreachable(self, error: psycopg.Error, password: Json) -> ConnectorError:
+        """Why there is no connection: the server does not say it by a code, only in words."""
+        why = " ".join(str(error).split())
+        if isinstance(password, str) and password:
+            why = why.replace(password, "***")
+        _, what, fix, transient = next(
+            (refusal for refusal in _REFUSALS if re.search(refusal[0], why)), _UNREACHABLE
+        )
+        return ConnectorError(
+            what.format(user=self.user), where=self.name, why=why, fix=fix, transient=transient
+        )
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within this, errors of the server are `ConnectorError`."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise explain(error, where=self.name, user=self.user) from error
+
+
+_Refusal = tuple[str, str, str, bool]
+_UNREACHABLE: Final[_Refusal] = ("", "PostgreSQL cannot be reached", "is it running?", True)
+_REFUSALS: Final[tuple[_Refusal, ...]] = (
+    (
+        "password|authentication|[Rr]ole .* does not exist|not permitted to log in",
+        "PostgreSQL does not let {user} in",
+        "check user and password; a password reference is read where the task runs",
+        False,
+    ),
+    ("pg_hba.conf", "PostgreSQL does not let {user} in from here", "add it to pg_hba.conf", False),
+    (
+        "[Dd]atabase .* does not exist",
+        "there is no such database",
+        "create it, or correct `database`",
+        False,
+    ),
+    (
+        "permission denied for database",
+        "{user} may not connect to the database",
+        "GRANT CONNECT ON DATABASE … TO the user",
+        False,
+    ),
+    (
+        "[Cc]onnection refused|No such file or directory",
+        "PostgreSQL does not listen there",
+        "start it, or correct `address`",
+        True,
+    ),
+    (
+        "resolve host|translate host name",
+        "the host of `address` is not known",
+        "check its spelling, and the name server",
+        True,
+    ),
+    ("SSL|certificate", "PostgreSQL and sslmode do not agree", "change sslmode", False),
+    ("too many|remaining connection slots", "PostgreSQL is full", "raise max_connections", True),
+    ("starting up|shutting down|recovery", "PostgreSQL is not ready yet", "wait", True),
+)
+"""Words of the server, what they mean, what to do, and whether waiting is that."""
+
+_HINTS: Final = {
+    "42501": "GRANT what is missing to the user of the endpoint",
+    "25006": "the server is read-only, a standby perhaps: give the address of the primary",
+    "22003": "a sum has outgrown its column: make it a `number`, or start over by `backfill`",
+    "54000": "a key must be short enough for PostgreSQL's index: 2,700 bytes; exclude the field "
+    "from `groupBy`, or shorten it",
+    "53100": "free some space on the server; the task goes on by itself then",
+    "53300": "raise max_connections, or end what else is connected",
+    "42P01": "a table was dropped under the task; it is made again when the task starts anew",
+    "42703": "a column was dropped under the task; it is made again when the task starts anew",
+}
+_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58", "25006", "42P01", "42703")
+
+
+def explain(error: psycopg.Error, *, where: str, user: str) -> ConnectorError:
+    """What the server says, and what to do about it. Values of rows stay out."""
+    code = error.sqlstate
+    if code is None:
+        return ConnectorError(
+            "the connection to PostgreSQL is lost",
+            where=where,
+            why=" ".join(str(error).split()),
+            fix="nothing, if the server comes back",
+            transient=True,
+        )
+    said = error.diag
+    place = ".".join(filter(None, (said.schema_name, said.table_name, said.column_name)))
+    fix = _HINTS.get(code)
+    if code.startswith("23"):
+        fix = (
+            f"rows of the collection break {said.constraint_name or 'a constraint'}: drop it, or "
+            "mend the collection"
+        )
+    return ConnectorError(
+        f"PostgreSQL refused: {said.message_primary or type(error).__name__}",
+        where=f"{where}{f': {place}' if place else ''}, user {user}",
+        why=f"SQLSTATE {code}",
+        fix=fix,
+        transient=code.startswith(_TRANSIENT),
+    )

@@ -1,0 +1,226 @@
+"""Tables of SQLite: what is there, and what has to be done to it.
+
+The same division as for PostgreSQL: `look` asks, `plan` decides, and a transaction does it. SQLite
+compares names without regard to case, so live columns are known by their lower-case names; and it
+knows four types, of which TEXT holds what no other does: decimals to the digit, containers as JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.connectors.sql import TABLES, key_of, quoted
+from penstock.model.columns import Column, Kind
+from penstock.runtime.connector import ConnectorError, Target, TargetField
+
+_TYPES: Final = {
+    Kind.BOOLEAN: "INTEGER",
+    Kind.LONG: "INTEGER",
+    Kind.DOUBLE: "REAL",
+}
+
+
+def type_of(column: Column) -> str:
+    return _TYPES.get(column.kind, "TEXT")
+
+
+class Fit(enum.Enum):
+    """What a column that is there means for a field."""
+
+    HOLDS = "it holds every value as it is"
+    WIDENS = "it does once its values are written as text, which keeps them"
+    FAILS = "it cannot hold the values"
+
+
+def fit(field: TargetField, live: str) -> Fit:
+    """Whether a column of type `live` holds the field."""
+    live = "INTEGER" if live == "INT" else live
+    if live == type_of(field.column):
+        return Fit.HOLDS
+    digits = field.column.kind is Kind.DECIMAL and not field.column.scale and not field.is_key
+    return Fit.WIDENS if digits and live == "INTEGER" else Fit.FAILS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTable:
+    """A table that is there."""
+
+    columns: dict[str, str]
+    """Types by lower-case name."""
+    key: tuple[str, ...]
+    strict: bool
+    required: frozenset[str] = frozenset()
+    """Columns that must be given a value."""
+
+
+def look(connection: sqlite3.Connection, path: tuple[str, ...]) -> LiveTable | None:
+    """What is at `path`, the name of a table."""
+    listed = connection.execute(
+        "SELECT type, strict FROM pragma_table_list(?) WHERE schema = 'main'", path
+    ).fetchone()
+    if listed is None:
+        return None
+    kind, strict = listed
+    if kind != "table":
+        raise ConnectorError(
+            f"{path[0]} is there, and is not a table but a {kind}",
+            fix="give the binding another table, or drop what is there",
+        )
+    rows = connection.execute(
+        'SELECT lower(name), upper(type), pk, "notnull" AND dflt_value IS NULL '
+        "FROM pragma_table_info(?) ORDER BY pk",
+        path,
+    ).fetchall()
+    return LiveTable(
+        columns={name: type_ for name, type_, _, _ in rows},
+        key=tuple(name for name, _, pk, _ in rows if pk),
+        strict=bool(strict),
+        required=frozenset(name for name, _, _, needed in rows if needed),
+    )
+
+
+def state_keys(connection: sqlite3.Connection) -> dict[tuple[str, ...], str]:
+    """Under which state key each target was filled, as far as that is known."""
+    there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (TABLES,)).fetchone()
+    if there is None:
+        return {}
+    rows = connection.execute(f"SELECT name, state_key FROM {TABLES}")
+    return {(name,): state_key for name, state_key in rows}
+
+
+def remember(connection: sqlite3.Connection, target: Target) -> None:
+    """Note under which state key a target is filled from now on."""
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL) "
+        "STRICT"
+    )
+    connection.execute(
+        f"INSERT INTO {TABLES} VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET state_key = excluded.state_key",
+        (*target.path, target.state_key),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Statements, and what they do, for people."""
+
+    statements: tuple[str, ...]
+    says: str
+
+
+def plan(target: Target, live: LiveTable | None, *, emptied: bool) -> Iterator[Step]:
+    """What brings a table to its target; columns that others added stay.
+
+    `emptied`: its rows are out of date. Raises `ConnectorError` where only a person can decide.
+    """
+    table = quoted(*target.path)
+    if live is not None and emptied:
+        if live.strict and live.key == _key(target) and not _misfits(target, live, keys=True):
+            yield Step(statements=(f"DELETE FROM {table}",), says=f"emptied {table} for a backfill")
+            for field in _misfits(target, live, keys=False):
+                column, kind = quoted(field.name), type_of(field.column)
+                yield Step(
+                    statements=(
+                        f"ALTER TABLE {table} DROP COLUMN {column}",
+                        f"ALTER TABLE {table} ADD COLUMN {column} {kind}",
+                    ),
+                    says=f"{table}.{column} is {kind} now",
+                )
+                live.columns[field.name.lower()] = kind
+        else:
+            yield Step(
+                statements=(f"DROP TABLE {table}",), says=f"dropped {table}: it does not fit"
+            )
+            live = None
+    if live is None:
+        yield Step(statements=(_create(target),), says=f"created {table}")
+        return
+    _check(target, live)
+    for field in target.fields:
+        yield from _column(target, field, live.columns.get(field.name.lower()))
+
+
+def _column(target: Target, field: TargetField, there: str | None) -> Iterator[Step]:
+    table, column, kind = quoted(*target.path), quoted(field.name), type_of(field.column)
+    add = f"ALTER TABLE {table} ADD COLUMN {{}} {kind}"
+    if there is None:
+        yield Step(statements=(add.format(column),), says=f"added {table}.{column}")
+        return
+    match fit(field, there):
+        case Fit.WIDENS:
+            # SQLite does not change the type of a column, but it can put another in its place.
+            new = quoted(f"penstock_{field.name}")
+            yield Step(
+                statements=(
+                    add.format(new),
+                    f"UPDATE {table} SET {new} = CAST({column} AS {kind})",
+                    f"ALTER TABLE {table} DROP COLUMN {column}",
+                    f"ALTER TABLE {table} RENAME COLUMN {new} TO {column}",
+                ),
+                says=f"widened {table}.{column} from {there} to {kind}",
+            )
+        case Fit.FAILS:
+            raise ConnectorError(
+                f"column {target.path[0]}.{field.name} is {there}, and {kind} is needed",
+                why="the table was made by something else, or the schema has changed",
+                fix="exclude the field, raise `backfill` to fill the table anew, or give another "
+                "table",
+            )
+        case Fit.HOLDS:
+            pass
+
+
+def _check(target: Target, live: LiveTable) -> None:
+    name = target.path[0]
+    another = "raise `backfill` to make it anew, or give another table"
+    if not live.strict:
+        raise ConnectorError(
+            f"table {name} is there, and is not STRICT",
+            why="SQLite would turn a sum that outgrows 64 bits into a float",
+            fix=another,
+        )
+    if live.key != _key(target):
+        is_, needed = ", ".join(live.key) or "nothing", ", ".join(_key(target)) or "nothing"
+        raise ConnectorError(
+            f"table {name} has the primary key {is_}, and {needed} is needed", fix=another
+        )
+    ours = {field.name.lower() for field in target.fields}
+    if lacking := sorted(live.required - ours):
+        raise ConnectorError(
+            f"column {name}.{lacking[0]} may not be null and has no default",
+            why="it is not a field of the binding, so rows come without it",
+            fix=f"give the column a default, {another}",
+        )
+
+
+def _key(target: Target) -> tuple[str, ...]:
+    if target.delta_updates:
+        return ()
+    return tuple(field.name.lower() for field in target.key)
+
+
+def _misfits(target: Target, live: LiveTable, *, keys: bool) -> list[TargetField]:
+    return [
+        field
+        for field in target.fields
+        if field.is_key is keys
+        and field.name.lower() in live.columns
+        and fit(field, live.columns[field.name.lower()]) is Fit.FAILS
+    ]
+
+
+def _create(target: Target) -> str:
+    """Only a key must have values: SQLite has no way to give that up again."""
+    not_null = "" if target.delta_updates else " NOT NULL"
+    columns = [
+        f"{quoted(field.name)} {type_of(field.column)}{not_null if field.is_key else ''}"
+        for field in target.fields
+    ]
+    if not target.delta_updates:
+        columns.append(f"PRIMARY KEY ({key_of(target)})")
+    return f"CREATE TABLE {quoted(*target.path)} ({', '.join(columns)}) STRICT"
