@@ -94,7 +94,8 @@ class Planner:
         sharing: dict[str, list[Fragment]] = {}
         for rows in visible:
             now = await held.fragment(rows.fragment.begin)
-            found.append(rows if now is None else replace(rows, fragment=now))
+            moved = now is not None and now is not rows.fragment
+            found.append(replace(rows, fragment=now or rows.fragment) if moved else rows)
             if now is not None and isinstance(now.at, Blob) and now.at.path not in sharing:
                 sharing[now.at.path] = await held.sharing(now, now.at)
         return Scanned(
