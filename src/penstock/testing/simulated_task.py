@@ -20,7 +20,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.selector import PartitionFilter
 from penstock.journal.state import JournalState
 from penstock.model import frontier_codec
-from penstock.model.clock import Clock, Flag
+from penstock.model.clock import NEVER, Clock, Flag
 from penstock.model.completed import STALENESS_HORIZON
 from penstock.model.durable import prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier
@@ -181,6 +181,7 @@ class Task:
         self.writers = writers
         self.bindings = bindings
         self._active = bindings[: len(bindings) - later]
+        self._upgraded = False
         self.options = options
         self.transactions = 0
         self.recoveries = 0
@@ -224,12 +225,13 @@ class Task:
         if rng.random() < 0.3:
             resume = self._pruned(resume)
         self.recovers = resume.unresolved_hints > 0
-        if rng.random() < 0.5:
+        if self._upgraded and not self.recovers:  # which replays what an older version has read
             self._active = self.bindings
         self._shards = rng.randint(1, 3)
-        self._session = self._open_session(
+        self.session = self._open_session(
             self._active, shards=self._shards, resume=resume, options=self.options
         )
+        self._floors = dict(resume.gap_floors)
         self._bytes = Bytes(self.world, resume)
         self._held = 0
         self._flushed = (0,) * self._shards
@@ -269,6 +271,7 @@ class Task:
     def crash(self, rng: Random) -> None:
         """The process dies."""
         self.world.tell("  the task crashes")
+        self._upgraded = self._upgraded or rng.random() < 0.5
         self._restart(rng)
 
     # Listings
@@ -281,8 +284,8 @@ class Task:
             through = self.world.revision
             if rng.random() < 0.4 and (known >= 0 or not self.recovers):
                 through = rng.randint(known + 1, through)
-            withheld = self._withheld_of(collection)
-            self._learn(collection, through, withheld, rng if self._paces else None)
+            lies = self._paces and (known >= 0 or not self.recovers)
+            self._learn(collection, through, self._withheld_of(collection), rng if lies else None)
 
     def _learn(
         self,
@@ -303,7 +306,7 @@ class Task:
         self._known[collection] = through
         if self.world.story is not None:
             self.world.tell(f"  {collection} is known up to r{through}: {', '.join(changed)}")
-        self._guarded(lambda: self._session.learn(collection, through, changed))
+        self._guarded(lambda: self.session.learn(collection, through, changed))
 
     def _withheld_of(self, collection: str) -> dict[str, JournalState]:
         mine = [n for n in self._withheld if self.world.collection_of[n] == collection]
@@ -314,7 +317,7 @@ class Task:
     def request(self, rng: Random) -> None:
         """Ask for a checkpoint."""
         if not self._requested:
-            self._session.request()
+            self.session.request()
             self._requested = True
 
     def plan(self, rng: Random) -> None:
@@ -328,8 +331,8 @@ class Task:
             need, self._need = self._need, None
             self._supply(need)
             return None
-        step = self._guarded(lambda: self._session.plan(self.world.now))
-        for notice in self._session.take_notices():
+        step = self._guarded(lambda: self.session.plan(self.world.now))
+        for notice in self.session.take_notices():
             self.world.tell(f"  notice: {notice}")
         if isinstance(step, Round):
             self._round = step
@@ -343,12 +346,12 @@ class Task:
 
     def _supply(self, need: Need) -> None:
         if isinstance(need, NeedRows):
-            self._session.supply(need, self._span_begin(need))
+            self.session.supply(need, self._span_begin(need))
             return
         held = {page.path for page in self.world.journals[need.journal].state.pages}
         if {page.path for page in need.pages} <= held:  # or the journal has moved on
             records = [record for page in need.pages for record in self.world.pages[page.path]]
-            self._session.supply(need, records)
+            self.session.supply(need, records)
 
     def _span_begin(self, need: NeedRows) -> int:
         stamps = self.world.journals[need.journal].stamps
@@ -366,12 +369,15 @@ class Task:
             round_, self._round = self._round, None
             self._require(self._held * 2 < self.options.disk_limit * 3, "the disk limit is ignored")
             self._held += round_.bytes
-            self._guarded(lambda: self._session.commit(round_))
+            for read, fold in round_.folds.items():
+                binding = read.binding.index
+                self._floors[binding] = max(self._floors.get(binding, NEVER), fold.floor)
+            self._guarded(lambda: self.session.commit(round_))
 
     def abandon_round(self, rng: Random) -> None:
         """The rows of a round could not be staged."""
         if self._round is not None:
-            self._session.abandon(self._round)
+            self.session.abandon(self._round)
             self._round = None
 
     # Checkpoints
@@ -383,7 +389,7 @@ class Task:
     def _answer(self) -> bool:
         if not self._requested:
             return False
-        checkpoint = self._guarded(self._session.answer)
+        checkpoint = self._guarded(self.session.answer)
         if checkpoint is None:
             return False
         self._requested = False
@@ -422,7 +428,7 @@ class Task:
         if self._undrained:
             checkpoint = self._undrained.pop(0)
             self._held -= checkpoint.bytes
-            self._session.consumed(checkpoint)
+            self.session.consumed(checkpoint)
 
     def _docs(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Doc]]:
         docs = []
@@ -491,18 +497,20 @@ class Task:
 
     def tick(self, rng: Random) -> None:
         """A minute passes, as far as the session counts minutes."""
-        self._guarded(self._session.tick)
+        self._guarded(self.session.tick)
 
     # The end
 
     def drain(self, rng: Random) -> None:
         """Process all there is; fails if that does not come to an end, or something is left."""
+        if not self.recovers:
+            self.commit(rng)
         if self._active is not self.bindings:
-            self._active = self.bindings
+            self._upgraded = True
             self._restart(rng)
         idle = 0
         for _ in range(STEPS_MAX):
-            self._catch_up()
+            self.learn_through(self.world.revision)
             self.request(rng)
             waits = self._plan()
             moved = self._round is not None or self._need is not None
@@ -527,12 +535,12 @@ class Task:
                 return
         raise Violation(f"{STEPS_MAX} steps do not bring it to an end")
 
-    def _catch_up(self) -> None:
-        """Learn everything there is to know."""
+    def learn_through(self, revision: int) -> None:
+        """Learn everything there is to know up to a revision."""
         for collection, known in self._known.items():
             withheld = self._withheld_of(collection)
-            if withheld or known < self.world.revision:
-                self._learn(collection, self.world.revision, withheld)
+            if withheld or known < revision:
+                self._learn(collection, revision, withheld)
 
     def _wait_in_vain(self) -> None:
         """Nothing comes: let minutes pass until the session says why, and begins anew."""
@@ -544,7 +552,7 @@ class Task:
         missing = self.ledger.missing()
         raise Violation(
             f"{len(missing)} documents do not come, {missing[:1]}; "
-            f"the session says: {self._session.waiting_for()}"
+            f"the session says: {self.session.waiting_for()}"
         )
 
     # Judging
@@ -583,7 +591,7 @@ class Task:
     def _excused(self, cohort: int, written: Written) -> bool:
         """Whether a transaction may be torn, by what `model.completed` says."""
         bindings = self._cohorts[cohort]
-        if any(self._is_read(b, name) for b in bindings for name in self.world.removed):
+        if any(written.clock < self._floors.get(binding, NEVER) for binding in bindings):
             return True
         newest = 0
         for frontier in (self._committed, self._open.frontier):

@@ -1,0 +1,188 @@
+"""What the simulator is worth: sessions that are wrong on purpose, and are found out.
+
+A checker that never fails proves nothing. Here each session lacks one rule, and some schedule must
+show it, within a few of the seeds that the suite tries anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.model.clock import Clock, Producer
+from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
+from penstock.model.hints import HintIndex
+from penstock.model.sequence import ProducerState
+from penstock.shuffle.binding import Binding
+from penstock.shuffle.delivery import Checkpoint, Delivery, Outbox
+from penstock.shuffle.reads import Fold, Read
+from penstock.shuffle.state import Options, SessionState
+from penstock.shuffle.topology import Topology
+from penstock.testing.schedules import Schedule, failure, run, schedule, shrink, tell
+from penstock.testing.shuffle_oracle import Torn, Violation
+from penstock.testing.simulated_task import OpenSession
+
+SEEDS = range(300)
+
+
+def found_by(open_session: OpenSession = SessionState) -> tuple[Schedule, Violation]:
+    """The first schedule that shows that a session is wrong."""
+    for seed in SEEDS:
+        what = schedule(seed)
+        if violation := failure(what, open_session):
+            return what, violation
+    pytest.fail("no schedule has found out")
+
+
+# -------------------------------------------------------------------------------------- sessions
+
+
+class Careless(SessionState):
+    """loses a delivery"""
+
+    def answer(self) -> Checkpoint | None:
+        checkpoint = super().answer()
+        if checkpoint is not None and len(checkpoint.deliveries) > 2:
+            object.__setattr__(checkpoint, "deliveries", checkpoint.deliveries[1:])
+        return checkpoint
+
+
+class Forgetful(SessionState):
+    """begins anew instead of resuming"""
+
+    def __init__(
+        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+    ) -> None:
+        recovery = resume if resume.unresolved_hints else EMPTY
+        super().__init__(bindings, shards=shards, resume=recovery, options=options)
+
+
+class Hintless(SessionState):
+    """takes no hints from ACKs"""
+
+    def __init__(
+        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+    ) -> None:
+        super().__init__(bindings, shards=shards, resume=resume, options=options)
+        self._context = replace(self._context, hints=HintIndex(()))
+
+
+class Hasty(SessionState):
+    """takes peeks for checkpoints"""
+
+    def answer(self) -> Checkpoint | None:
+        checkpoint = super().answer()
+        if checkpoint is not None:
+            settled = checkpoint.frontier.clear_discharged_hints()
+            object.__setattr__(checkpoint, "frontier", settled)
+        return checkpoint
+
+
+class Eager(SessionState):
+    """reads each collection as far as that one is known"""
+
+    def __init__(
+        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+    ) -> None:
+        super().__init__(bindings, shards=shards, resume=resume, options=options)
+        self._topology.__class__ = _Newest
+
+
+class _Newest(Topology):
+    @property
+    def revision(self) -> int:
+        return max(self._revisions.values(), default=-1)
+
+
+@pytest.mark.parametrize(
+    ("open_session", "tears"),
+    [
+        pytest.param(Careless, False, id="loses a delivery"),
+        pytest.param(Forgetful, False, id="begins anew instead of resuming"),
+        pytest.param(Hintless, True, id="takes no hints"),
+        pytest.param(Hasty, False, id="takes peeks for checkpoints"),
+        pytest.param(Eager, True, id="reads each collection as far as that one is known"),
+    ],
+)
+def test_a_session_is_found_out_that(open_session: OpenSession, tears: bool) -> None:
+    _, violation = found_by(open_session)
+    assert isinstance(violation, Torn) or not tears
+
+
+# ------------------------------------------------------------------------------------------ rules
+
+
+def _reports_commits_only(told: Callable[[Read], JournalFrontier]) -> Callable[[Read], Any]:
+    def report(read: Read) -> JournalFrontier:
+        found = told(read)
+        return replace(found, producers=tuple(e for e in found.producers if not e.is_open))
+
+    return report
+
+
+def _never_replays(_real: object) -> Callable[..., Any]:
+    def replay(self: Fold, producer: Producer, state: ProducerState, _end: int) -> ProducerState:
+        self.states[producer] = replace(state, gapped=False)
+        return self.states[producer]
+
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong"),
+    [
+        pytest.param(Read, "report", _reports_commits_only, id="open spans are not reported"),
+        pytest.param(Fold, "_replay", _never_replays, id="gapped spans are not replayed"),
+        pytest.param(
+            Fold,
+            "_deliver_span",
+            lambda real: (
+                lambda self, producer, commit: real(self, producer, commit) if commit % 7 else None
+            ),
+            id="some spans are not delivered",
+        ),
+    ],
+)
+def test_a_rule_is_missed_if(
+    where: object, name: str, wrong: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, wrong(getattr(where, name)))
+    found_by()
+
+
+def test_repetitions_are_missed_if_clocks_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_seen(_state: ProducerState) -> Clock:
+        return Clock(0)
+
+    monkeypatch.setattr("penstock.shuffle.reads.seen", nothing_seen)
+    found_by()
+
+
+def test_a_delivery_that_the_outbox_drops_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Outbox.put
+
+    def dropping(self: Outbox, deliveries: Sequence[Delivery]) -> None:
+        put(self, [each for each in deliveries if each.commit % 5])
+
+    monkeypatch.setattr(Outbox, "put", dropping)
+    found_by()
+
+
+# -------------------------------------------------------------------------------------- shrinking
+
+
+def test_a_failing_schedule_shrinks_to_a_story() -> None:
+    what, violation = found_by(Hintless)
+    least = shrink(what, Hintless)
+    assert type(failure(least, Hintless)) is type(violation)
+    assert 0 < len(least.steps) < len(what.steps)
+    for at in range(len(least.steps)):
+        fewer = replace(least, steps=least.steps[:at] + least.steps[at + 1 :])
+        assert type(failure(fewer, Hintless)) is not type(violation)
+    story = tell(least, Hintless)
+    assert story.splitlines()[-1].startswith("Torn: cohort")
+    assert "ACK P" in story
+    run(what)  # which is the session's fault, and not the schedule's

@@ -1,0 +1,15 @@
+"""A quarter of the 10,000 schedules: files are what test processes share the work by."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.testing.schedules import check
+
+
+@pytest.mark.parametrize("first", [0, 1250])
+def test_no_schedule_loses_repeats_or_tears_anything(first: int) -> None:
+    done = check(range(first, first + 1250))
+    assert done.documents > 10_000
+    assert done.transactions > 2_000
+    assert done.recoveries > 80
