@@ -378,7 +378,10 @@ def _read_object(
         if group_begin >= end:
             return
         row = group_begin
-        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(names)):
+        large = at - group_begin > batch_rows  # for fewer rows, threads cost more than they save
+        for batch in file.iter_batches(
+            batch_rows, row_groups=[group], columns=list(names), use_threads=large
+        ):
             low, high = max(begin - row, 0), min(end - row, batch.num_rows)
             row += batch.num_rows
             if low < high:

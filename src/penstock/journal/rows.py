@@ -9,6 +9,7 @@ underscores, so who needs them asks for their names, or takes the last three.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ def stamp_names(root: Column) -> StampNames:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def row_schema(root: Column) -> pa.Schema:
     """The columns of a fragment."""
     names = stamp_names(root)

@@ -21,6 +21,7 @@ and 60 milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow
 import pyarrow.compute
+from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
@@ -156,6 +159,9 @@ _MANIFEST_ARROW: Final = pa.schema(
     ]
 )
 
+_MARK: Final = "\N{INVISIBLE SEPARATOR}penstock\N{INVISIBLE SEPARATOR}"
+"""Encloses an error that a task sends through Spark's own."""
+
 _PACKED: Final = "$key"
 _SHARD: Final = "$shard"
 _ORDER: Final = "$order"
@@ -219,7 +225,7 @@ def stage(
         stager = _stager(work.errand, workers, identity, shards)
         parts.append(map_rows(routed, stager, _MANIFEST))
     united = functools.reduce(lambda left, right: left.union(right), parts)
-    with reduction_errors():
+    with _errors():
         rows = united.toArrow().to_pylist()
     return _manifest(works, rows, shards)
 
@@ -233,7 +239,7 @@ def stage_small(
     shards: int,
 ) -> Manifest:
     """The same for a small transaction without loads: the leader itself stages, as shard 0."""
-    with reduction_errors():
+    with _errors():
         table: Any = _together(documents).coalesce(1).toArrow()
     staged: list[Staged] = []
     counted: list[Counted] = []
@@ -250,7 +256,7 @@ def stage_small(
 
 def save(documents: Documents, path: str) -> None:
     """Run a job that writes documents of all bindings down, for another job to go on with."""
-    with reduction_errors():
+    with _errors():
         _together(documents).write.parquet(path)
 
 
@@ -342,9 +348,13 @@ def _loader(
 
     def load(batches: _Batches) -> _Batches:
         shard, attempt = _shard_of_task(shards)
-        loader = workers.loader(identity.attempt(work.target.binding, shard, attempt))
         last: bytes | None = None
-        try:
+        with (
+            _told(),
+            contextlib.closing(
+                workers.loader(identity.attempt(work.target.binding, shard, attempt))
+            ) as loader,
+        ):
             for batch in batches:
                 order = pc.add(batch.column(work.run).cast(pa.int64()), 1)
                 documents = batch.select(schema.names)
@@ -355,8 +365,6 @@ def _loader(
                     yield pa.RecordBatch.from_arrays([*rows.columns, first], schema=whole)
                 if batch.num_rows:
                     last = batch.column(_PACKED)[-1].as_py()
-        finally:
-            loader.close()
 
     return load
 
@@ -492,6 +500,28 @@ def _manifest(works: Sequence[Work], rows: Sequence[Mapping[str, Any]], shards: 
             for row in rows
         ),
     )
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """In a task: an error of the endpoint goes through Spark as text that `_errors` finds again."""
+    try:
+        yield
+    except PenstockError as error:
+        raise RuntimeError(f"{_MARK}{_error_out(error)}{_MARK}") from None
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Around a job: what went wrong in it, rather than Spark's account of that."""
+    try:
+        with reduction_errors():
+            yield
+    except (PySparkException, Py4JJavaError) as error:
+        parts = str(error).split(_MARK)
+        if len(parts) < 3:
+            raise
+        raise _error_in(parts[1]) from None
 
 
 def _error_out(error: PenstockError) -> str:

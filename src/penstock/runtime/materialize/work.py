@@ -178,7 +178,7 @@ class Jobs:
                 return await run(attempt)
             except _job_failures() as error:
                 _log.warning(
-                    "%s: job attempt %d failed: %s", self._built.name, attempt, _first_line(error)
+                    "%s: job attempt %d failed: %s", self._built.name, attempt, _said(error)
                 )
         try:
             return await run(JOB_ATTEMPTS)
@@ -186,7 +186,7 @@ class Jobs:
             raise Unavailable(
                 "a Spark job keeps failing",
                 where=f"task {self._built.name}",
-                why=_first_line(error),
+                why=_said(error),
                 fix="look at Spark's log; the task goes on from its last transaction",
             ) from error
 
@@ -427,6 +427,10 @@ def _job_failures() -> tuple[type[Exception], ...]:
     return PySparkException, Py4JJavaError
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _said(error: BaseException) -> str:
+    """What is worth reading of a Spark error: of a Python worker's traceback, its last line."""
+    text = str(error).split("JVM stacktrace", 1)[0].split("\n\tat ", 1)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if "Traceback" in text else lines[0]
