@@ -195,8 +195,16 @@ _WEIGHTS: Final = {
     "wait": 3,
 }
 
-_REMOVING: Final = {"retain": 1.5, "suspend": 1, "resume": 1, "drop": 0.7, "create": 1.5}
-
+_THEMES: Final[Sequence[Mapping[str, float]]] = (
+    {},
+    {"repeat": 10, "crash task": 4},
+    {"roll back": 8, "roll back deep": 3, "crash task": 4},
+    {"crash task": 5, "end transaction": 14, "read some": 18},
+    {"learn": 14, "read some": 8},
+    {"acknowledge": 5, "crash writer": 2, "recover writer": 3, "write": 14, "crash task": 4},
+    {"retain": 5, "suspend": 2, "resume": 2, "drop": 1.5, "create": 3, "crash task": 3},
+)
+"""What a schedule has more of than others: what is rare must meet what is rare."""
 
 _SKEW_S: Final = (-7200, -40, 20, 3600, 50 * 3600)
 _SKEW_S_REMOVING: Final = (-250, -40, 20, 250)
@@ -206,19 +214,17 @@ _SKEW_S_REMOVING: Final = (-250, -40, 20, 250)
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed; always the same."""
     rng = chance(seed)
-    weights = dict(_WEIGHTS)
-    removes = rng.random() < 0.2
-    if removes:
-        weights.update(_REMOVING)
-    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 20, 30, 50)))
+    theme = rng.choice(_THEMES)
+    weights = {**_WEIGHTS, **theme}
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((15, 20, 30, 45)))
     return Schedule(
         seed=seed,
-        setting=_setting(rng, removes=removes),
+        setting=_setting(rng, theme),
         steps=tuple(Step(name, rng.getrandbits(32)) for name in names),
     )
 
 
-def _setting(rng: Random, *, removes: bool) -> Setting:
+def _setting(rng: Random, theme: Mapping[str, float]) -> Setting:
     collections: dict[str, Sequence[str]] = {}
     for name in ("a/one", "a/two-by-region", "b/three")[: rng.choice((1, 2, 2, 2, 3))]:
         parts = ("region=eu/", "region=us/") if is_partitioned(name) else ("",)
@@ -239,17 +245,17 @@ def _setting(rng: Random, *, removes: bool) -> Setting:
         )
     return Setting(
         collections=collections,
-        late=rng.choice((0, 0, 1)),
+        late=rng.choice((0, 0, 1)) if sum(map(len, collections.values())) > 1 else 0,
         reads=tuple(reads),
         later=rng.choice((0, 0, 1)) if len(reads) > 1 else 0,
         index_gap=rng.choice((1, 1, 3)),
         habits=Habits(
             rows_max=rng.choice((1, 3, 3, 5)),
-            split=rng.choice((0, 0.4, 0.8)),
-            repeat=rng.choice((0, 0.25)),
+            split=0.9 if "acknowledge" in theme else rng.choice((0, 0.4, 0.8)),
+            repeat=rng.choice((0, 0.25, 0.6)),
             interleave=rng.choice((0, 0.2)),
             skew=rng.choice((0, 0.5)),
-            skew_s=_SKEW_S_REMOVING if removes else _SKEW_S,
+            skew_s=_SKEW_S_REMOVING if "retain" in theme else _SKEW_S,
             contradict=0.5 if rng.random() < 0.03 else 0,
         ),
         options=Options(

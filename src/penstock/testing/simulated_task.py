@@ -258,7 +258,7 @@ class Task:
                 e.producer for e in after.producers
             }
             unread = self.world.journals[before.journal].stamps[before.cut_floor :]
-            if forgotten & {stamp.producer for stamp in unread}:
+            if not forgotten <= retired or forgotten & {stamp.producer for stamp in unread}:
                 return resume
         return pruned
 

@@ -284,7 +284,10 @@ class Writers:
 
     def roll_back(self, rng: Random, *, deep: bool = False) -> None:
         """Discard a transaction. Who cannot undo all of it may never write again."""
-        for writer in some(rng, [writer for writer in self._free() if writer.spans]):
+        writers = [writer for writer in self._free() if writer.spans]
+        if deep:
+            writers = [w for w in writers if any(len(w.commits.get(n, ())) > 1 for n in w.spans)]
+        for writer in some(rng, writers):
             acks: dict[str, list[Record]] = {}
             for name in list(writer.spans):
                 commits = writer.commits.get(name, [])
