@@ -37,6 +37,7 @@ WORKLOADS: Mapping[str, str] = {
     "model": "penstock.bench.model:run",
     "consensus": "penstock.bench.consensus:run",
     "journal": "penstock.bench.journal:run",
+    "shuffle": "penstock.bench.shuffle:run",
 }
 
 REPETITIONS = 7
