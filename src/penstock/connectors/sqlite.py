@@ -411,7 +411,8 @@ class Sqlite:
         if not isinstance(busy_s, int | float) or isinstance(busy_s, bool) or busy_s < 0:
             raise UserError("busyTimeout is no number of seconds", where=at, fix="busyTimeout: 30")
         self._where = where
-        self._database = Database(sql.text(given, "path", where=at), float(busy_s))
+        path = Path(sql.text(given, "path", where=at)).resolve()  # tasks work in other directories
+        self._database = Database(str(path), float(busy_s))
         self._hard_delete = sql.flag(given, "hardDelete", where=at)
 
     def path(self, resource: Json) -> tuple[str, ...]:
