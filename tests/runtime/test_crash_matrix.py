@@ -48,6 +48,8 @@ NEVER_REACHED = {
     "leader.after-gather": "nothing is gathered ahead where the tail is quick",
     "leader.after-trigger-hint-record": "only direct stores learn of triggers so late",
     "leader.after-ack-record": "this endpoint acknowledges without patches",
+    "leader.after-apply-record": "the spec was applied before",
+    "leader.after-reconcile": "the endpoint is not ahead",
 }
 
 
@@ -56,6 +58,8 @@ class Prepared:
     """A task with one transaction behind it and one before it."""
 
     deployment: Deployment
+    fresh: Deployment
+    """The same before its first transaction."""
     receiver: Receiver
 
 
@@ -75,9 +79,10 @@ def prepared(
             )
         )
         made.append({name: documents(name, 0, 30) for name in collections})
+        fresh = made.copy(tmp_path_factory.mktemp("fresh") / "copy")
         assert made.run() == 0
         made.append({name: documents(name, 30, 30) for name in collections})
-        yield Prepared(made, receiver)
+        yield Prepared(made, fresh, receiver)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -104,3 +109,42 @@ def test_a_crash_loses_nothing_and_doubles_nothing(
         if ended == 0:
             break
     assert crashes or point in NEVER_REACHED, "the crash point is on the way of every transaction"
+
+
+@pytest.mark.parametrize(
+    "point", ["leader.after-epoch", "leader.after-apply", "leader.after-apply-record"]
+)
+def test_a_crash_before_the_first_transaction_is_as_if_it_had_not_started(
+    prepared: Prepared, tmp_path: Path, point: str
+) -> None:
+    case = prepared.fresh.copy(tmp_path / "case")
+    assert case.run(point) == CRASHED
+    assert case.run() == 0
+    for name in case.collections:
+        expected = oracle(name, documents(name, 0, 30))
+        assert sqlite_rows(case.directory / "views.db", name) == expected
+
+
+def test_a_crash_after_the_endpoint_was_believed_changes_nothing(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    case = prepared.deployment.copy(tmp_path / "case")
+    assert case.run("sqlite.after-commit") == CRASHED, "the endpoint is ahead"
+    assert case.run("leader.after-reconcile") == CRASHED
+    assert case.run() == 0
+    for name in case.collections:
+        expected = oracle(name, documents(name, 0, 60))
+        assert sqlite_rows(case.directory / "views.db", name) == expected
+
+
+@pytest.mark.parametrize("point", ["leader.after-hint-record", "leader.after-start-commit"])
+def test_a_crash_of_a_replay_is_followed_by_another(
+    prepared: Prepared, tmp_path: Path, point: str
+) -> None:
+    case = prepared.deployment.copy(tmp_path / "case", shards=3, through_tasks=True)
+    assert case.run("leader.after-hint-record") == CRASHED
+    assert case.run(point) == CRASHED, "in the replay"
+    assert case.run() == 0
+    for name in case.collections:
+        expected = oracle(name, documents(name, 0, 60))
+        assert sqlite_rows(case.directory / "views.db", name) == expected
