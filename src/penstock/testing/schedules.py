@@ -92,6 +92,14 @@ class Simulation:
             paces=setting.paces,
         )
 
+    def write_some(self, rng: Random) -> None:
+        """What writers do when nothing disturbs them, all at once."""
+        writers = self.writers
+        usual = (writers.write, writers.write, writers.close, writers.acknowledge)
+        rare = (writers.write_outside, writers.roll_back, writers.repeat, writers.recover)
+        for _ in range(rng.randint(2, 8)):
+            rng.choice(rare if rng.random() < 0.2 else usual)(rng)
+
     def read_some(self, rng: Random) -> None:
         """What a task does when nothing disturbs it: a few steps of its usual circle."""
         task = self.task
@@ -112,7 +120,7 @@ class Simulation:
         self.task.prepare(rng)
         if rng.random() < 0.3:
             self.read_some(rng)
-        if rng.random() < 0.35:
+        if rng.random() < 0.5:
             self.task.crash(rng)
         else:
             self.task.commit(rng)
@@ -126,6 +134,7 @@ def _on_world(action: simulation.Action) -> _Perform:
 
 
 _WRITING: Final[Mapping[str, _Perform]] = {
+    "write some": lambda s, rng: s.write_some(rng),
     "write": lambda s, rng: s.writers.write(rng),
     "write outside": lambda s, rng: s.writers.write_outside(rng),
     "repeat": lambda s, rng: s.writers.repeat(rng),
@@ -167,15 +176,16 @@ _KEEPING: Final[Mapping[str, _Perform]] = {
 ACTIONS: Final[Mapping[str, _Perform]] = {**_WRITING, **_READING, **_KEEPING}
 
 _WEIGHTS: Final = {
-    "write": 10,
-    "write outside": 4,
+    "write some": 10,
+    "write": 6,
+    "write outside": 2,
     "repeat": 2,
-    "close": 9,
-    "acknowledge": 6,
+    "close": 4,
+    "acknowledge": 3,
     "recover writer": 3,
     "crash writer": 1,
-    "roll back": 2,
-    "roll back deep": 0.3,
+    "roll back": 3,
+    "roll back deep": 0.5,
     "acknowledge partly": 1,
     "read some": 14,
     "learn": 4,
@@ -187,7 +197,7 @@ _WEIGHTS: Final = {
     "end transaction": 8,
     "prepare": 1,
     "commit": 2,
-    "crash task": 1.5,
+    "crash task": 3,
     "tick": 0.5,
     "create": 1,
     "compact": 1,
@@ -197,11 +207,11 @@ _WEIGHTS: Final = {
 
 _THEMES: Final[Sequence[Mapping[str, float]]] = (
     {},
-    {"repeat": 10, "crash task": 4},
-    {"roll back": 8, "roll back deep": 3, "crash task": 4},
-    {"crash task": 5, "end transaction": 14, "read some": 18},
+    {"repeat": 10, "crash task": 6},
+    {"roll back": 8, "roll back deep": 8, "close": 14, "crash task": 6},
+    {"crash task": 8, "end transaction": 14, "read some": 20},
     {"learn": 14, "read some": 8},
-    {"acknowledge": 5, "crash writer": 2, "recover writer": 3, "write": 14, "crash task": 4},
+    {"acknowledge": 5, "crash writer": 2, "recover writer": 3, "write": 10, "crash task": 4},
     {"retain": 5, "suspend": 2, "resume": 2, "drop": 1.5, "create": 3, "crash task": 3},
 )
 """What a schedule has more of than others: what is rare must meet what is rare."""
@@ -216,7 +226,7 @@ def schedule(seed: int) -> Schedule:
     rng = chance(seed)
     theme = rng.choice(_THEMES)
     weights = {**_WEIGHTS, **theme}
-    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((15, 20, 30, 45)))
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 20, 20, 40)))
     return Schedule(
         seed=seed,
         setting=_setting(rng, theme),
@@ -229,7 +239,7 @@ def _setting(rng: Random, theme: Mapping[str, float]) -> Setting:
     for name in ("a/one", "a/two-by-region", "b/three")[: rng.choice((1, 2, 2, 2, 3))]:
         parts = ("region=eu/", "region=us/") if is_partitioned(name) else ("",)
         journals = [f"{name}/{part}pivot={pivot}" for pivot in ("00", "80") for part in parts]
-        collections[name] = journals[: rng.randint(1, 3)]
+        collections[name] = journals[: rng.choice((1, 1, 2, 2, 3))]
     names = list(collections)
     one_cohort = rng.random() < 0.5
     reads = []

@@ -503,6 +503,9 @@ class Task:
 
     def drain(self, rng: Random) -> None:
         """Process all there is; fails if that does not come to an end, or something is left."""
+        if rng.random() < 0.5:
+            self.options = Options()
+            self.crash(rng)
         if not self.recovers:
             self.commit(rng)
         if self._active is not self.bindings:

@@ -23,7 +23,7 @@ from penstock.model.hints import Commit, write_acks
 from penstock.testing.shuffle_oracle import Doc, Stamp, Written
 from penstock.testing.simulation import World, short, some
 
-_WRITERS_MAX: Final = 4
+_WRITERS_MAX: Final = 3
 _REPEATABLE_MAX: Final = 6
 
 _Acks = dict[str, tuple[AckRecord, ...]]
@@ -82,6 +82,8 @@ class Transaction:
     acks: _Acks
     parts: list[_Acks]
     """What is still to be written, each under a revision of its own."""
+    hinted: bool
+    """ACKs name each other; if they do not, they stay under one revision."""
     crashed: bool = False
     """Nothing happens until somebody recovers it."""
 
@@ -104,7 +106,7 @@ class Writers:
 
     def _pick(self, rng: Random) -> Writer:
         free = self._free()
-        if free and (len(free) >= _WRITERS_MAX or rng.random() < 0.8):
+        if free and (len(free) >= _WRITERS_MAX or rng.random() < 0.85):
             return rng.choice(free)
         skewed = rng.random() < self.world.habits.skew
         seconds = rng.choice(self.world.habits.skew_s) if skewed else 0
@@ -121,8 +123,8 @@ class Writers:
         """Rows of a transaction, to one journal or to several."""
         world, writer = self.world, self._pick(rng)
         names = some(rng, world.active(), 3)
-        if writer.spans and rng.random() < 0.5:
-            names = [name for name in names if name in writer.spans] or names
+        if rng.random() < 0.5:  # where it has written before
+            names = [name for name in names if name in writer.repeatable] or names
         others = []
         if rng.random() < world.habits.interleave:
             others = some(rng, [other for other in self._free() if other is not writer])
@@ -219,7 +221,8 @@ class Writers:
             writer.spans = {}
         split = rng.random() < world.habits.split
         unhinted = split and rng.random() < world.habits.unhinted
-        acks = _acks(commits, hinted=not unhinted and (split or rng.random() < 0.7))
+        hinted = not unhinted and (split or rng.random() < 0.7)
+        acks = _acks(commits, hinted=hinted)
         parts = [acks]
         if split:
             names = rng.sample(list(acks), len(acks))
@@ -228,7 +231,7 @@ class Writers:
                 {name: acks[name] for name in names[at : at + size]}
                 for at in range(0, len(names), size)
             ]
-        transaction = Transaction(writers=writers, acks=acks, parts=parts)
+        transaction = Transaction(writers=writers, acks=acks, parts=parts, hinted=hinted)
         self._transactions += 1
         stamps = ", ".join(f"{c.journal} {short(c.producer, c.clock)}" for c in commits)
         written = Written(
@@ -260,8 +263,10 @@ class Writers:
     def recover(self, rng: Random) -> None:
         """Write the intents of a crashed transaction: what is missing, or everything once more."""
         for transaction in some(rng, [each for each in self._closing() if each.crashed]):
-            if rng.random() < 0.5:
+            if rng.random() < 0.5 and transaction.hinted:
                 transaction.parts = [{name: acks} for name, acks in transaction.acks.items()]
+            elif rng.random() < 0.5:
+                transaction.parts = [transaction.acks]
             while transaction.parts:
                 self._acknowledge(transaction)
 
