@@ -38,12 +38,16 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from penstock.errors import Bug, PenstockError
+from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.frames import map_rows
 from penstock.model.clock import Clock
 from penstock.model.columns import Column
-from penstock.native.arrow import to_arrow
+from penstock.model.schema import CompiledSchema, compiled, read_documents
+from penstock.native import sql
+from penstock.native.arrow import to_arrow, to_json
 from penstock.native.keys import key_hash, shard_index
 from penstock.native.plan import ReductionPlan
+from penstock.native.predicate import predicate
 from penstock.native.reduce import flag_column, reduce_dataframe, reduction_errors
 from penstock.native.types import arrow_schema, spark_schema
 from penstock.runtime.connector import Attempt, ConnectorError, Loader, Staged, Target, Workers
@@ -162,13 +166,44 @@ _MANIFEST_ARROW: Final = pa.schema(
 _MARK: Final = "\N{INVISIBLE SEPARATOR}penstock\N{INVISIBLE SEPARATOR}"
 """Encloses an error that a task sends through Spark's own."""
 
+_REFUSED: Final = f"{_MARK}refused{_MARK}"
+_UNREADABLE: Final = f"{UnreadableDocument.__module__}.{UnreadableDocument.__name__}"
+
 _PACKED: Final = "$key"
 _SHARD: Final = "$shard"
 _ORDER: Final = "$order"
 
 
+_Batches = Iterator[pyarrow.RecordBatch]
+
 Documents = Mapping[int, "DataFrame"]
 """Documents of each binding, one or a few per key; nothing is read until a job asks for them."""
+
+
+class Refused(Exception):
+    """A job met a document that its binding's schema does not admit: it is still to be found."""
+
+
+def checked(frame: DataFrame, schema: CompiledSchema, root: Column) -> DataFrame:
+    """The same documents, of which a job stops at the first that the schema does not admit.
+
+    By an expression where that is exact, else by the validator in Python.
+    """
+    valid = predicate(schema.schema, root)
+    if valid is None:
+        return map_rows(frame, _checker(schema.text, root), frame.schema)
+    refuse = f"CAST(raise_error({sql.text(_REFUSED)}) AS BOOLEAN)"
+    return frame.where(f.expr(f"CASE WHEN {valid} THEN true ELSE {refuse} END"))
+
+
+def _checker(schema: str, root: Column) -> Callable[[_Batches], _Batches]:
+    def check(batches: _Batches) -> _Batches:
+        for batch in batches:
+            if any(wrong for _, wrong in read_documents(compiled(schema), to_json(batch, root))):
+                raise RuntimeError(_REFUSED)
+            yield batch
+
+    return check
 
 
 def combined(
@@ -273,12 +308,30 @@ def _name(binding: int) -> str:
     return f"b{binding}"
 
 
+def _nullable(frame: DataFrame) -> list[SparkColumn]:
+    """Its columns, none of which is declared to have a value in every row.
+
+    Arrow refuses a struct that is NULL around such a column.
+    """
+    columns = {field.name: frame[_quoted(field.name)] for field in frame.schema.fields}
+    return [
+        columns[field.name]
+        if field.nullable
+        else f.when(f.lit(True), columns[field.name]).alias(field.name)
+        for field in frame.schema.fields
+    ]
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
 def _together(documents: Documents) -> DataFrame:
     """Several frames as one: each is a column of structs, NULL in the rows of the others."""
     parts = [
         frame.select(
             *(
-                f.struct("*").alias(_name(other))
+                f.struct(*_nullable(frame)).alias(_name(other))
                 if other == binding
                 else f.lit(None).cast(documents[other].schema).alias(_name(other))
                 for other in documents
@@ -324,8 +377,6 @@ def _with_loaded(
 
 
 # ------------------------------------------------------------------------------------- in tasks
-
-_Batches = Iterator[pyarrow.RecordBatch]
 
 
 def _shard_of_task(shards: int) -> tuple[int, int]:
@@ -518,7 +569,10 @@ def _errors() -> Iterator[None]:
         with reduction_errors():
             yield
     except (PySparkException, Py4JJavaError) as error:
-        parts = str(error).split(_MARK)
+        text = str(error)
+        if _REFUSED in text or _UNREADABLE in text:
+            raise Refused from error
+        parts = text.split(_MARK)
         if len(parts) < 3:
             raise
         raise _error_in(parts[1]) from None

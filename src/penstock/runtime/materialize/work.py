@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.errors import Bug, Unavailable
+from penstock.errors import Bug, PenstockError, Unavailable
+from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.rows import stamp_names
 from penstock.journal.state import JournalState
 from penstock.model.clock import NEVER, Clock, Producer
 from penstock.model.routing import split_shards
 from penstock.runtime.connector import Staged, Workers
+from penstock.runtime.materialize import refusals
 from penstock.runtime.materialize.build import Built
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.messages import BindingReport
@@ -133,7 +135,8 @@ class Jobs:
         A small one is not worth a job of its own.
         """
         if transaction.bytes > SMALL_BYTES:
-            await self._attempted(lambda attempt: self._gather(transaction, states, attempt))
+            async with self._explaining(transaction, states):
+                await self._attempted(lambda attempt: self._gather(transaction, states, attempt))
 
     async def flush(
         self,
@@ -148,12 +151,15 @@ class Jobs:
         transaction.works = self._works(transaction, max_keys)
         if not transaction.works:
             return {}
-        if plan is Plan.BARRIER:
-            await self._attempted(lambda attempt: self._load(transaction, workers, states, attempt))
-            return self._reports(transaction, (), max_keys)
-        manifest = await self._attempted(
-            lambda attempt: self._stage(transaction, workers, states, attempt)
-        )
+        async with self._explaining(transaction, states):
+            if plan is Plan.BARRIER:
+                await self._attempted(
+                    lambda attempt: self._load(transaction, workers, states, attempt)
+                )
+                return self._reports(transaction, (), max_keys)
+            manifest = await self._attempted(
+                lambda attempt: self._stage(transaction, workers, states, attempt)
+            )
         return self._staged(transaction, manifest, max_keys)
 
     async def store(
@@ -189,6 +195,22 @@ class Jobs:
                 why=_said(error),
                 fix="look at Spark's log; the task goes on from its last transaction",
             ) from error
+
+    @contextlib.asynccontextmanager
+    async def _explaining(
+        self, transaction: Transaction, states: Mapping[str, JournalState]
+    ) -> AsyncIterator[None]:
+        """Around jobs that read documents: which one is refused, and why, if one is."""
+        try:
+            yield
+        except _refusals() as error:
+            for binding, some in transaction.deliveries().items():
+                bound = self._targets[binding].binding
+                if (found := await refusals.find(self._planner, bound, some, states)) is not None:
+                    raise found from None
+            if isinstance(error, PenstockError):
+                raise
+            raise Bug("a job refuses a document that the validator admits") from error
 
     def forget(self, transaction: Transaction) -> None:
         """Remove what jobs of a transaction have left to each other."""
@@ -227,9 +249,13 @@ class Jobs:
         frames, orders = {}, {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
-            frames[binding] = await self._slice.frame(
-                bound.binding, some, states, columns=bound.columns
+            foreign = refusals.are_foreign(bound.binding, some)
+            frame = await self._slice.frame(
+                bound.binding, some, states, columns=None if foreign else bound.columns
             )
+            if foreign:
+                frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
+            frames[binding] = frame
             names = stamp_names(bound.plan.columns)
             stamps = (names.clock, names.producer)[: 1 if _has_one_producer(some) else 2]
             orders[binding] = [f.col(name) for name in stamps]
@@ -418,6 +444,12 @@ def _has_one_producer(deliveries: Sequence[Delivery]) -> bool:
     """Whether clocks alone order the documents: two producers may have stamped the same one."""
     producers: set[Producer] = {delivery.producer for delivery in deliveries}
     return len(producers) == 1
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from penstock.runtime.jobs import Refused
+
+    return UnreadableDocument, Refused
 
 
 def _job_failures() -> tuple[type[Exception], ...]:
