@@ -15,10 +15,9 @@ tells. It is read under the row's lock, which a transaction that is still at wor
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import psycopg
@@ -34,12 +33,11 @@ from penstock.connectors.postgres_columns import (
     type_of,
 )
 from penstock.connectors.postgres_rows import (
-    INLINE,
     STAGE,
+    Carried,
     PostgresWorkers,
-    copy_in,
     epoch_of,
-    rows_ddl,
+    is_carried,
     stage_prefix,
 )
 from penstock.connectors.postgres_server import BEGIN, SERIALIZATION, Connection, Server, run
@@ -97,16 +95,6 @@ class Options:
 # --------------------------------------------------------------------------------- on the leader
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What was staged for one target."""
-
-    target: Target
-    layout: Layout
-    tables: list[Staged] = field(default_factory=list)
-    carried: list[Staged] = field(default_factory=list)
-
-
 class PostgresSession:
     """The database, fenced for one session of a task."""
 
@@ -138,10 +126,9 @@ class PostgresSession:
         self, close: Clock, staged: Sequence[Staged], checkpoint: bytes, patches: Sequence[Json]
     ) -> Sequence[Json]:
         """Everything in one transaction; afterwards, the tables that were read are dropped."""
-        batches = self._batches(staged)
         for tries_left in reversed(range(COMMITS_MAX)):
             try:
-                self._commit(batches, checkpoint)
+                self._commit(staged, checkpoint)
                 break
             except psycopg.Error as error:
                 self._roll_back()
@@ -153,28 +140,21 @@ class PostgresSession:
                 self._roll_back()
                 raise
         failpoints.hit(_COMMITTED)
-        self._drop([each.at for batch in batches for each in batch.tables])
+        self._drop([each.at for each in staged if not is_carried(each.at)])
         return ()
 
     def _roll_back(self) -> None:
         with contextlib.suppress(psycopg.Error):
             run(self._connection, "ROLLBACK")
 
-    def _batches(self, staged: Sequence[Staged]) -> list[_Batch]:
-        found: dict[int, _Batch] = {}
-        for each in staged:
-            binding = each.binding
-            if (batch := found.get(binding)) is None:
-                batch = _Batch(self._targets[binding], self._layouts[binding])
-                found[binding] = batch
-            (batch.carried if each.at.startswith(INLINE) else batch.tables).append(each)
-        return list(found.values())
-
-    def _commit(self, batches: Sequence[_Batch], checkpoint: bytes) -> None:
+    def _commit(self, staged: Sequence[Staged], checkpoint: bytes) -> None:
         run(self._connection, BEGIN)
         self._store_checkpoint(checkpoint)
-        for batch in batches:
-            self._store(batch)
+        for each in staged:
+            if is_carried(each.at):
+                self._merge_carried(each.binding, Carried.read(each.at))
+            else:
+                self._merge_table(each)
         failpoints.hit(_STORED)
         try:
             ended = run(self._connection, "COMMIT").statusmessage
@@ -190,8 +170,8 @@ class PostgresSession:
         """First of all, and with the fence checked in the same statement: it is a lock as well."""
         updated = run(
             self._connection,
-            f"UPDATE {_escaped(self._options.checkpoints)} SET checkpoint = %s, updated_at = now() "
-            "WHERE task = %s AND fence = %s",
+            f"UPDATE {self._options.checkpoints} SET checkpoint = $1, updated_at = now() "
+            "WHERE task = $2 AND fence = $3",
             (checkpoint, self._task, self._epoch),
         )
         if updated.rowcount != 1:
@@ -205,8 +185,8 @@ class PostgresSession:
         with self._server.explained():
             row = run(
                 self._connection,
-                f"SELECT checkpoint, fence FROM {_escaped(self._options.checkpoints)} "
-                "WHERE task = %s FOR UPDATE",
+                f"SELECT checkpoint, fence FROM {self._options.checkpoints} "
+                "WHERE task = $1 FOR UPDATE",
                 (self._task,),
             ).fetchone()
         if row is not None and row[0] == checkpoint:
@@ -222,50 +202,49 @@ class PostgresSession:
 
     # What becomes of rows
 
-    def _store(self, batch: _Batch) -> None:
-        if batch.carried:
-            self._store_carried(batch)
-        for each in batch.tables:
-            self._merge(batch, quoted(STAGE, each.at), each.rows)
-
-    def _store_carried(self, batch: _Batch) -> None:
-        """All of a target at once: by a temporary table, which a session keeps and empties."""
-        ddl = rows_ddl(batch.layout)
-        digest = hashlib.sha256(f"{self._task}\n{ddl}".encode()).hexdigest()[:16]
-        table = f"pg_temp.penstock_rows_{digest}"
-        run(self._connection, "SET LOCAL client_min_messages = warning")
-        run(
-            self._connection,
-            f"CREATE TEMP TABLE IF NOT EXISTS penstock_rows_{digest} ({ddl}) ON COMMIT DELETE ROWS",
+    def _merge_carried(self, binding: int, carried: Carried) -> None:
+        layout = self._layouts[binding]
+        arrays = ", ".join(
+            f"${at}::{type_}[]" for at, type_ in enumerate((*layout.types, "boolean"), start=1)
         )
-        chunks = [each.at.removeprefix(INLINE).encode() for each in batch.carried]
-        copy_in(self._connection, f"{table} FROM STDIN (FORMAT csv)", chunks)
-        self._merge(batch, table, sum(each.rows for each in batch.carried))
+        columns = f"{sql.columns_of(self._targets[binding])}, {quoted(DELETE)}"
+        source = f"unnest({arrays}) AS s ({columns})"
+        self._merge(binding, source, carried.literals, deletes=carried.deleted > 0)
 
-    def _merge(self, batch: _Batch, source: str, rows: int) -> None:
-        """Release rows: update what is there, add what is not, remove what is deleted."""
+    def _merge_table(self, staged: Staged) -> None:
+        """Rows that were copied, if they are still there."""
+        table = quoted(STAGE, staged.at)
         counted = run(
             self._connection,
-            f"SELECT count(*), count(*) FILTER (WHERE {quoted(DELETE)}) FROM {source}",
+            f"SELECT count(*), count(*) FILTER (WHERE {quoted(DELETE)}) FROM {table}",
         ).fetchone()
         there, deleted = counted or (0, 0)
-        if there != rows:
+        if there != staged.rows:
             raise ConnectorError(
-                f"{rows} rows were staged, and {there} are there",
-                where=f"{self._server.name}: {source}",
+                f"{staged.rows} rows were staged, and {there} are there",
+                where=f"{self._server.name}: {table}",
                 why="a crash of the server empties staged tables",
                 fix="nothing: the transaction is run again",
                 transient=True,
             )
-        target, table = batch.target, quoted(*batch.target.path)
-        if deleted and not target.delta_updates:
-            run(self._connection, _remove(target, source, hard=self._options.hard_delete))
+        self._merge(staged.binding, f"{table} AS s", None, deletes=deleted > 0)
+
+    def _merge(
+        self, binding: int, source: str, values: Sequence[str] | None, *, deletes: bool
+    ) -> None:
+        """Release rows: update what is there, add what is not, remove what is deleted."""
+        target = self._targets[binding]
+        removal = _removal(target, source, hard=self._options.hard_delete)
+        if deletes and not target.delta_updates and removal is not None:
+            run(self._connection, removal, values)
         columns = sql.columns_of(target)
-        insert = f"INSERT INTO {table} AS t ({columns}) SELECT {columns} FROM {source}"
+        insert = (
+            f"INSERT INTO {quoted(*target.path)} AS t ({columns}) SELECT {columns} FROM {source}"
+        )
         if not target.delta_updates:
-            kept = f" WHERE NOT {quoted(DELETE)}" if deleted else " WHERE true"
-            insert += f"{kept} {sql.on_conflict(target, _DIALECT)}"
-        run(self._connection, insert)
+            # The condition also keeps ON from being read as that of a join.
+            insert += f" WHERE NOT {quoted(DELETE)} {sql.on_conflict(target, _DIALECT)}"
+        run(self._connection, insert, values)
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -276,8 +255,8 @@ class PostgresSession:
         with self._server.explained():
             rows = run(
                 self._connection,
-                "SELECT tablename::text FROM pg_tables WHERE schemaname = %s "
-                "AND starts_with(tablename::text, %s)",
+                "SELECT tablename::text FROM pg_tables WHERE schemaname = $1 "
+                "AND starts_with(tablename::text, $2)",
                 (STAGE, stage_prefix(self._task)),
             ).fetchall()
         names = [name for (name,) in rows if name not in kept and epoch_of(name) <= self._epoch]
@@ -301,19 +280,18 @@ class PostgresSession:
             self._connection.close()
 
 
-def _remove(target: Target, source: str, *, hard: bool) -> str:
+def _removal(target: Target, source: str, *, hard: bool) -> str | None:
     """What happens to rows that are deleted: they go, or they show the deletion. None appears."""
-    table, same = quoted(*target.path), sql.same_key(target, "t", "s")
+    table = quoted(*target.path)
+    rows = f"s.{quoted(DELETE)} AND {sql.same_key(target, 't', 's')}"
     if hard:
-        return f"DELETE FROM {table} AS t USING {source} AS s WHERE s.{quoted(DELETE)} AND {same}"
+        return f"DELETE FROM {table} AS t USING {source} WHERE {rows}"
     sets = ", ".join(
         f"{quoted(field.name)} = s.{quoted(field.name)}"
         for field in target.fields
         if not field.is_key
     )
-    if not sets:
-        return "SELECT"
-    return f"UPDATE {table} AS t SET {sets} FROM {source} AS s WHERE s.{quoted(DELETE)} AND {same}"
+    return f"UPDATE {table} AS t SET {sets} FROM {source} WHERE {rows}" if sets else None
 
 
 def _layout(connection: Connection, target: Target) -> Layout:
@@ -330,7 +308,7 @@ def _layout(connection: Connection, target: Target) -> Layout:
 
 def raise_fence(connection: Connection, options: Options, task: str, epoch: int) -> bytes | None:
     """Take the task's row for a session, within a transaction; the checkpoint that is there."""
-    found = run(connection, "SELECT to_regclass(%s)", (options.checkpoints,)).fetchone()
+    found = run(connection, "SELECT to_regclass($1)", (options.checkpoints,)).fetchone()
     if found is None or found[0] is None:
         run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
         run(
@@ -340,7 +318,7 @@ def raise_fence(connection: Connection, options: Options, task: str, epoch: int)
         )
     row = run(
         connection,
-        f"INSERT INTO {_escaped(options.checkpoints)} AS t (task, fence) VALUES (%s, %s) "
+        f"INSERT INTO {options.checkpoints} AS t (task, fence) VALUES ($1, $2) "
         "ON CONFLICT (task) DO UPDATE SET fence = GREATEST(t.fence, excluded.fence) "
         "RETURNING fence, checkpoint",
         (task, epoch),
@@ -356,11 +334,6 @@ def fenced(options: Options, task: str, epoch: int) -> FencedEndpoint:
         f"session {epoch} of {task} is over: a newer one has the database",
         where=options.server.name,
     )
-
-
-def _escaped(identifier: str) -> str:
-    """An identifier in a statement with values, where a percent sign begins one."""
-    return identifier.replace("%", "%%")
 
 
 # ---------------------------------------------------------------------------------- the connector
@@ -439,18 +412,18 @@ class Postgres:
                 "SELECT n.oid IS NOT NULL, COALESCE("
                 "has_schema_privilege(n.oid, 'CREATE') AND has_schema_privilege(n.oid, 'USAGE'), "
                 "has_database_privilege(current_database(), 'CREATE')) "
-                "FROM (VALUES (%s::text)) v(name) LEFT JOIN pg_namespace n ON n.nspname = v.name",
+                "FROM (VALUES ($1::text)) v(name) LEFT JOIN pg_namespace n ON n.nspname = v.name",
                 (schema,),
             ).fetchone()
         exists, may = row or (False, False)
+        if exists and not may:
+            raise _may_not(self._options.server, schema)
         if not may:
             user = self._options.server.user
             raise ConnectorError(
-                f"{user} may not make {'tables in' if exists else 'the'} schema {schema}",
+                f"there is no schema {schema}, and {user} may not make it",
                 where=self._options.server.name,
-                fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(user)}"
-                if exists
-                else f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {quoted(user)}",
+                fix=f"CREATE SCHEMA {quoted(schema)} AUTHORIZATION {quoted(user)}",
             )
 
     def validate(
@@ -488,7 +461,7 @@ class Postgres:
             run(connection, BEGIN)
             run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
             schemas = {STAGE, self._options.schema, *(target.path[0] for target in task.targets)}
-            done += _make_schemas(connection, schemas)
+            done += _make_schemas(connection, schemas, self._options.server)
             raise_fence(connection, self._options, task.name, epoch)
             run(
                 connection,
@@ -507,7 +480,7 @@ class Postgres:
                     done.append(step.says)
                 run(
                     connection,
-                    f"INSERT INTO {_escaped(self._options.tables)} VALUES (%s, %s, %s) "
+                    f"INSERT INTO {self._options.tables} VALUES ($1, $2, $3) "
                     "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
                     (*target.path, target.state_key),
                 )
@@ -535,19 +508,34 @@ class Postgres:
                 connection.close()
 
 
-def _make_schemas(connection: Connection, names: set[str]) -> Iterator[str]:
+def _make_schemas(connection: Connection, names: set[str], server: Server) -> Iterator[str]:
     """Those that are missing: who may not make a schema may still use one."""
     rows = run(
-        connection, "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY(%s)", (list(names),)
+        connection,
+        "SELECT nspname::text, has_schema_privilege(oid, 'CREATE') "
+        "AND has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = ANY($1)",
+        (list(names),),
     ).fetchall()
-    for name in sorted(names - {name for (name,) in rows}):
-        run(connection, f"CREATE SCHEMA {quoted(name)}")
-        yield f"created schema {name}"
+    usable: dict[str, bool] = dict(rows)
+    for name in sorted(names):
+        if name not in usable:
+            run(connection, f"CREATE SCHEMA {quoted(name)}")
+            yield f"created schema {name}"
+        elif not usable[name]:
+            raise _may_not(server, name)
+
+
+def _may_not(server: Server, schema: str) -> ConnectorError:
+    return ConnectorError(
+        f"{server.user} may not make tables in schema {schema}",
+        where=server.name,
+        fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(server.user)}",
+    )
 
 
 def _state_keys(connection: Connection, options: Options) -> dict[tuple[str, ...], str]:
     """Under which state key each target was filled, as far as that is known."""
-    found = run(connection, "SELECT to_regclass(%s)", (options.tables,)).fetchone()
+    found = run(connection, "SELECT to_regclass($1)", (options.tables,)).fetchone()
     if found is None or found[0] is None:
         return {}
     rows = run(connection, f"SELECT schema, name, state_key FROM {options.tables}").fetchall()

@@ -12,7 +12,8 @@ format, as `…Z` and `…+00:00` are two keys of one instant. Other formats sta
 type of PostgreSQL has all of their values and no others.
 
 Rows travel as CSV, which Arrow writes and COPY reads, both without a step in Python per row: a NULL
-is nothing at all, and a text is in quotes.
+is nothing at all, and a text is in quotes. Few rows travel as arrays, one for each column, which a
+statement can carry.
 
 PostgreSQL has no text with U+0000 in it. There is no other character that could stand for it and is
 not somebody's text as well, so such a document is refused by name, not quietly changed.
@@ -137,19 +138,25 @@ class Layout:
 
     def csv(self, rows: pyarrow.RecordBatch) -> bytes:
         """Rows as COPY reads them: the fields in order, and whether to delete, if that is there."""
+        columns = self._columns(rows)
+        sink = io.BytesIO()
+        table = _pa.Table.from_arrays(columns, names=[str(i) for i in range(len(columns))])
+        _csv.write_csv(table, sink, _csv.WriteOptions(include_header=False))
+        return sink.getvalue()
+
+    def literals(self, rows: pyarrow.RecordBatch) -> list[str]:
+        """The same columns as PostgreSQL writes arrays, for a statement to carry."""
+        return [_literal(column) for column in self._columns(rows)]
+
+    def _columns(self, rows: pyarrow.RecordBatch) -> list[Any]:
         batch: Any = rows
         columns = [
             self._column(batch, field, live)
             for field, live in zip(self.fields, self.types, strict=True)
         ]
-        names = [field.name for field in self.fields]
         if DELETE in batch.schema.names:
             columns.append(batch.column(DELETE))
-            names.append(DELETE)
-        sink = io.BytesIO()
-        table = _pa.Table.from_arrays(columns, names=[str(i) for i in range(len(names))])
-        _csv.write_csv(table, sink, _csv.WriteOptions(include_header=False))
-        return sink.getvalue()
+        return columns
 
     def _column(self, batch: Any, field: TargetField, live: str) -> Any:  # noqa: ANN401
         values = batch.column(field.name)
@@ -190,6 +197,15 @@ class Layout:
         """Column definitions for a table of such rows."""
         pairs = zip(self.fields, self.types, strict=True)
         return ", ".join(f"{quoted(field.name)} {live}" for field, live in pairs)
+
+
+def _literal(column: Any) -> str:  # noqa: ANN401
+    texts = column.cast(_pa.utf8())
+    if _pa.types.is_string(column.type):
+        for special in ("\\", '"'):
+            texts = _pc.replace_substring(texts, special, f"\\{special}")
+        texts = _pc.binary_join_element_wise('"', texts, '"', "")
+    return "{" + ",".join(_pc.fill_null(texts, "NULL").to_pylist()) + "}"
 
 
 _ESCAPED_NUL: Final = r"(^|[^\\])(\\\\)*\\u0000"

@@ -1,16 +1,16 @@
 """Rows on their way to PostgreSQL and documents on their way back: what runs in Spark tasks.
 
-Few rows are carried in the manifest itself: the leader copies them into a temporary table within
-the transaction that commits them, and a small transaction costs the server no table, no connection
-and no round trip before that. More are copied into an UNLOGGED table of the attempt's own, which
-is written once, without a log; a crash of the server empties it, and the commit notices that by
-counting.
+Few rows are carried in the manifest itself, and then by the statement that stores them: a small
+transaction costs the server no table, no connection and no round trip before its commit. More are
+copied into an UNLOGGED table of the attempt's own, which is written once, without a log; a crash
+of the server empties it, and the commit notices that by counting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,12 +31,10 @@ _pa: Any = pyarrow
 STAGE: Final = "penstock_stage"
 """The schema of tables that attempts make."""
 
-INLINE: Final = "rows:"
-"""How `Staged.at` begins if the rows follow; a table's name, otherwise."""
-
-INLINE_BYTES_MAX: Final = 1 << 20
+CARRIED_BYTES_MAX: Final = 1 << 20
 """Of one attempt and binding: more is cheaper to copy than to carry, and the leader has memory."""
 
+_CARRIED: Final = "rows:"
 _COPY_BYTES: Final = 4 << 20
 _ROWS: Final = 16_384
 
@@ -77,28 +75,66 @@ class PostgresWorkers:
         return PostgresLoader(self.server, self.targets, self.layouts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """Rows in a manifest: an array for each column, as PostgreSQL writes them."""
+
+    literals: tuple[str, ...]
+    rows: int
+    deleted: int
+    """How many of them delete."""
+
+    @classmethod
+    def of(cls, layout: Layout, rows: pyarrow.RecordBatch) -> Carried:
+        batch: Any = rows
+        return cls(
+            literals=tuple(layout.literals(rows)),
+            rows=rows.num_rows,
+            deleted=batch.column(DELETE).true_count,
+        )
+
+    @property
+    def at(self) -> str:
+        """For `Staged.at`."""
+        return _CARRIED + json.dumps([self.rows, self.deleted, *self.literals])
+
+    @classmethod
+    def read(cls, at: str) -> Carried:
+        """What `at` was made of."""
+        rows, deleted, *literals = json.loads(at.removeprefix(_CARRIED))
+        return cls(literals=tuple(literals), rows=rows, deleted=deleted)
+
+
+def is_carried(at: str) -> bool:
+    """Whether `Staged.at` holds the rows themselves, and not the name of a table."""
+    return at.startswith(_CARRIED)
+
+
 @dataclass(slots=True)
 class _Pile:
     """Rows of a binding, as far as they were not copied yet."""
 
     layout: Layout
     table: str
-    chunks: list[bytes] = field(default_factory=list)
-    waiting: int = 0
+    waiting: list[pyarrow.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
     bytes: int = 0
     rows: int = 0
     copied: int = 0
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        chunk = self.layout.csv(rows)
-        self.chunks.append(chunk)
-        self.waiting += len(chunk)
-        self.bytes += len(chunk)
+        self.waiting.append(rows)
+        self.waiting_bytes += rows.nbytes
+        self.bytes += rows.nbytes
         self.rows += rows.num_rows
 
     def staged(self, binding: int, shard: int) -> Staged:
-        at = self.table if self.copied else INLINE + b"".join(self.chunks).decode()
+        at = self.table if self.copied else Carried.of(self.layout, self._together()).at
         return Staged(binding=binding, shard=shard, at=at, rows=self.rows, bytes=self.bytes)
+
+    def _together(self) -> pyarrow.RecordBatch:
+        batch: pyarrow.RecordBatch = _pa.concat_batches(self.waiting)
+        return batch
 
 
 class PostgresStager:
@@ -116,7 +152,7 @@ class PostgresStager:
             pile = _Pile(self._layouts[binding], stage_name(self._attempt, binding))
             self._piles[binding] = pile
         pile.add(rows)
-        if pile.waiting > (_COPY_BYTES if pile.copied else INLINE_BYTES_MAX):
+        if pile.waiting_bytes > (_COPY_BYTES if pile.copied else CARRIED_BYTES_MAX):
             self._copy(pile)
 
     def finish(self) -> list[Staged]:
@@ -127,9 +163,10 @@ class PostgresStager:
             with self._server.explained():
                 run(self._connection, "COMMIT")
             self._connection.close()
-        failpoints.hit(_STAGED)
         shard = self._attempt.shard
-        return [pile.staged(binding, shard) for binding, pile in self._piles.items()]
+        staged = [pile.staged(binding, shard) for binding, pile in self._piles.items()]
+        failpoints.hit(_STAGED)
+        return staged
 
     def discard(self) -> None:
         """A transaction that was not committed leaves no table."""
@@ -137,6 +174,7 @@ class PostgresStager:
             self._connection.close()
 
     def _copy(self, pile: _Pile) -> None:
+        chunks = [pile.layout.csv(rows) for rows in pile.waiting]
         if self._connection is None:
             self._connection = self._server.connect()
             with self._server.explained():
@@ -147,25 +185,19 @@ class PostgresStager:
             if not pile.copied:
                 run(
                     self._connection,
-                    f"CREATE UNLOGGED TABLE {table} ({rows_ddl(pile.layout)}) "
+                    f"CREATE UNLOGGED TABLE {table} ({pile.layout.ddl}, {quoted(DELETE)} boolean) "
                     "WITH (autovacuum_enabled = false)",
                 )
-            copied = copy_in(
-                self._connection, f"{table} FROM STDIN (FORMAT csv, FREEZE)", pile.chunks
+            pile.copied += _copy_in(
+                self._connection, f"{table} FROM STDIN (FORMAT csv, FREEZE)", chunks
             )
-        pile.copied += copied
         if pile.copied != pile.rows:
             raise Bug(f"{pile.copied} rows of {pile.rows} were copied", where=pile.table)
-        pile.chunks.clear()
-        pile.waiting = 0
+        pile.waiting.clear()
+        pile.waiting_bytes = 0
 
 
-def rows_ddl(layout: Layout) -> str:
-    """Column definitions for a table of rows to store."""
-    return f"{layout.ddl}, {quoted(DELETE)} boolean"
-
-
-def copy_in(connection: Connection, what: str, chunks: list[bytes]) -> int:
+def _copy_in(connection: Connection, what: str, chunks: list[bytes]) -> int:
     """`COPY what`, and the number of rows that there were."""
     with connection.cursor() as cursor:
         with cursor.copy(f"COPY {what}".encode()) as copy:
@@ -198,7 +230,7 @@ class PostgresLoader:
                 self._connection,
                 f"BEGIN; CREATE TEMP TABLE penstock_keys ({layout.ddl}) ON COMMIT DROP",
             )
-            copy_in(self._connection, f"{wanted} FROM STDIN (FORMAT csv)", [chunk])
+            _copy_in(self._connection, f"{wanted} FROM STDIN (FORMAT csv)", [chunk])
             # Without statistics the planner would guess, and could choose to read the whole table.
             run(self._connection, f"ANALYZE {wanted}")
             with self._connection.cursor(name="penstock_documents") as cursor:

@@ -55,7 +55,10 @@ BEGIN: Final = (
 def run(
     connection: Connection, statement: str, values: Sequence[object] | None = None
 ) -> psycopg.Cursor[TupleRow]:
-    """Execute a statement; its identifiers are quoted by now, and its values come apart."""
+    """Execute a statement; its identifiers are quoted by now, and its values are $1, $2 and so on.
+
+    A percent sign is a percent sign: names may have one.
+    """
     return connection.execute(statement.encode(), values)
 
 
@@ -124,6 +127,7 @@ class Server:
                 connect_timeout=_CONNECT_S_MAX,
                 tcp_user_timeout=_SILENT_MS_MAX,
                 autocommit=True,
+                cursor_factory=psycopg.RawCursor,
                 prepare_threshold=None,  # a pooler may hand every transaction to another server
             )
         except psycopg.Error as error:

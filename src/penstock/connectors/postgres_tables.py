@@ -18,18 +18,18 @@ from penstock.runtime.connector import ConnectorError, Target, TargetField
 
 _TABLE: Final = """
 SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = %s"""
+WHERE n.nspname = $1 AND c.relname = $2"""
 _COLUMNS: Final = """
 SELECT attname::text, format_type(atttypid, atttypmod), attnotnull,
        atthasdef OR attidentity <> '' OR attgenerated <> ''
-FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 # Only an index that ON CONFLICT would find: of plain columns, whole, and checked at once.
 _UNIQUE: Final = """
 SELECT ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = i.indrelid
                AND a.attnum = ANY((string_to_array(i.indkey::text, ' ')::int2[])[1:i.indnkeyatts]))
 FROM pg_index i
-WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL"""
 
 

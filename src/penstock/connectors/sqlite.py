@@ -94,18 +94,21 @@ class Database:
 
 
 _FIXES: Final = {
-    "SQLITE_BUSY": "somebody else writes to the database for long; raise busyTimeout, or end that",
-    "SQLITE_LOCKED": "somebody else writes to the database for long; raise busyTimeout",
-    "SQLITE_FULL": "free some space; the task goes on by itself then",
-    "SQLITE_IOERR": "look at the disk; the task goes on by itself if it recovers",
-    "SQLITE_CANTOPEN": "make the directory, and let this user write there",
-    "SQLITE_READONLY": "let this user write to the file and its directory",
-    "SQLITE_NOTADB": "the file is something else: give another path",
-    "SQLITE_CORRUPT": "the file is damaged: restore it, or remove it and raise `backfill`",
-    "SQLITE_CONSTRAINT": "rows break a constraint of the table: drop it, or mend the collection",
-    "SQLITE_CONSTRAINT_DATATYPE": "a sum has outgrown 64 bits: make it a `number`",
+    sqlite3.SQLITE_BUSY: "somebody else writes to it for long; raise busyTimeout, or end that",
+    sqlite3.SQLITE_LOCKED: "somebody else writes to it for long; raise busyTimeout, or end that",
+    sqlite3.SQLITE_FULL: "free some space; the task goes on by itself then",
+    sqlite3.SQLITE_IOERR: "look at the disk; the task goes on by itself if it recovers",
+    sqlite3.SQLITE_CANTOPEN: "make the directory, and let this user write there",
+    sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
+    sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it, or remove it and raise `backfill`",
+    sqlite3.SQLITE_CONSTRAINT: "rows break a constraint of the table: drop it, or mend the "
+    "collection; a sum that has outgrown 64 bits can be a `number`",
 }
-_TRANSIENT: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")
+"""By what SQLite calls primary result codes."""
+_TRANSIENT: Final = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+)
 
 
 @contextlib.contextmanager
@@ -114,13 +117,12 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorname", "") or ""
-        fix = _FIXES.get(code) or _FIXES.get("_".join(code.split("_")[:2]))
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
         raise ConnectorError(
             f"SQLite refused: {error}",
             where=path,
-            fix=fix,
-            transient=code.startswith(_TRANSIENT),
+            fix=_FIXES.get(code),
+            transient=code in _TRANSIENT,
         ) from error
     except OSError as error:
         raise ConnectorError(
@@ -275,9 +277,9 @@ class SqliteSession:
         with _explained(self._database.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._store_checkpoint(checkpoint)
                 for each in staged:
                     self._store(each)
-                self._store_checkpoint(checkpoint)
                 failpoints.hit(_STORED)
                 self._check_file()
                 self._connection.execute("COMMIT")
@@ -291,7 +293,7 @@ class SqliteSession:
         return ()
 
     def _store_checkpoint(self, checkpoint: bytes) -> None:
-        """With the fence checked in the same statement."""
+        """First of all, and with the fence checked in the same statement."""
         updated = self._connection.execute(
             f"UPDATE {CHECKPOINTS} SET checkpoint = ?, updated_at = CURRENT_TIMESTAMP "
             "WHERE task = ? AND fence = ?",

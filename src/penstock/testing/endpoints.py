@@ -1,0 +1,401 @@
+"""Two small endpoints without transactions, for tests of what the runtime owes to such ones.
+
+    Files    pattern APPLY: staged files are named in the connector's state, and applied when the
+             transaction counts; each target remembers the clock up to which it was applied
+    Direct   pattern DIRECT: rows are visible as they are stored
+
+Both keep each target in an SQLite file of its own, as rows of JSON text by key: several targets
+have no transaction in common, and can be found half-way.
+
+    config     path (a directory)
+    resource   table, delta_updates
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+
+from penstock import failpoints
+from penstock.connectors import sql
+from penstock.errors import Bug
+from penstock.model.clock import Clock
+from penstock.model.json_order import Json
+from penstock.runtime.connector import (
+    DELETE,
+    Applied,
+    Attempt,
+    Pattern,
+    Staged,
+    Target,
+    TargetField,
+    Task,
+    Verdict,
+)
+from penstock.runtime.patches import apply_patches
+
+_pa: Any = pyarrow
+
+_APPLIED = failpoints.declare("files.after-apply", "a unit is applied to one target of several")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of one target: in a file of its own, with the clock up to which it was applied."""
+
+    path: Path
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT, row TEXT)")
+            connection.execute("CREATE INDEX IF NOT EXISTS by_key ON rows (key)")
+            connection.execute("CREATE TABLE IF NOT EXISTS applied (close INTEGER)")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What people see."""
+        with self.transaction() as connection:
+            found = connection.execute("SELECT row FROM rows ORDER BY key, rowid").fetchall()
+        return [json.loads(text) for (text,) in found]
+
+    def find(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        with self.transaction() as connection:
+            found = [
+                connection.execute("SELECT row FROM rows WHERE key = ?", (key,)).fetchone()
+                for key in keys
+            ]
+        return [json.loads(row[0]) for row in found if row is not None]
+
+    def store(self, connection: sqlite3.Connection, target: Target, rows: Any) -> None:  # noqa: ANN401
+        """Upsert, or append; what is deleted goes."""
+        for key, row in zip(_keys(target, rows), rows.to_pylist(), strict=True):
+            deleted = row.pop(DELETE)
+            if not target.delta_updates:
+                connection.execute("DELETE FROM rows WHERE key = ?", (key,))
+            if not deleted:
+                values = (key, json.dumps(row, default=str))
+                connection.execute("INSERT INTO rows VALUES (?, ?)", values)
+
+    def empty(self) -> None:
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM rows")
+
+    def apply(self, close: Clock, store: Callable[[sqlite3.Connection], None]) -> bool:
+        """Store, unless this or a later transaction was applied; the guard moves with the rows."""
+        with self.transaction() as connection:
+            last = connection.execute("SELECT max(close) FROM applied").fetchone()[0]
+            if last is not None and close <= last:
+                return False
+            store(connection)
+            connection.execute("DELETE FROM applied")
+            connection.execute("INSERT INTO applied VALUES (?)", (close,))
+        return True
+
+
+def _keys(target: Target, rows: Any) -> list[str]:  # noqa: ANN401
+    columns = [rows.column(field.name).to_pylist() for field in target.key]
+    return [json.dumps(key, default=str) for key in zip(*columns, strict=True)]
+
+
+class TableLoader:
+    """Documents by key."""
+
+    def __init__(self, directory: Path, targets: Mapping[int, Target]) -> None:
+        self._directory = directory
+        self._targets = targets
+
+    def load(self, binding: int, keys: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+        target = self._targets[binding]
+        document = target.document
+        if document is None:
+            raise Bug(f"{target.collection} is loaded, and no document is stored")
+        found = table(self._directory, target).find(_keys(target, keys))
+        texts = _pa.array([row[document.name] for row in found], _pa.utf8())
+        yield _pa.record_batch([texts], ["d"])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def table(directory: Path, target: Target) -> Table:
+    """Where the rows of a target are."""
+    return Table(directory / f"{target.path[0]}.db")
+
+
+class _Connector:
+    """What both have in common."""
+
+    flush_barrier = False
+
+    def __init__(self, config: Json, *, where: str) -> None:
+        given = sql.check_members(
+            config, ("path",), required=("path",), where=where, example="{path: views}"
+        )
+        self.directory = Path(sql.text(given, "path", where=where))
+        self._where = where
+
+    def path(self, resource: Json) -> tuple[str, ...]:
+        given = sql.check_members(
+            resource,
+            ("table", "delta_updates"),
+            required=("table",),
+            where=self._where,
+            example="{table: orders}",
+        )
+        return (sql.text(given, "table", where=self._where),)
+
+    def delta_updates(self, resource: Json) -> bool:
+        return isinstance(resource, dict) and sql.flag(resource, "delta_updates", where=self._where)
+
+    def can_reduce(self, field: TargetField) -> bool:
+        return False
+
+    def check(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def validate(
+        self,
+        path: tuple[str, ...],
+        fields: Sequence[TargetField],
+        *,
+        delta_updates: bool,
+        state_key: str,
+    ) -> Mapping[str, Verdict]:
+        return sql.verdicts(fields, delta_updates=delta_updates)
+
+    def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
+        self.check()
+        before = {} if last is None else {target.path: target for target in last.targets}
+        for target in task.targets:
+            was = before.get(target.path)
+            if was is not None and was.state_key != target.state_key:
+                table(self.directory, target).empty()
+        return Applied(description="")
+
+
+# -------------------------------------------------------------------------------- pattern APPLY
+
+
+@dataclass(frozen=True, slots=True)
+class FilesWorkers:
+    """Stages Arrow files."""
+
+    directory: Path
+    targets: Mapping[int, Target]
+
+    def stager(self, attempt: Attempt) -> FilesStager:
+        return FilesStager(self.directory / "staged", attempt)
+
+    def loader(self, attempt: Attempt) -> TableLoader:
+        return TableLoader(self.directory, self.targets)
+
+
+class FilesStager:
+    """One file for each binding, named by its attempt."""
+
+    def __init__(self, directory: Path, attempt: Attempt) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._batches: dict[int, list[pyarrow.RecordBatch]] = {}
+
+    def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
+        self._batches.setdefault(binding, []).append(rows)
+
+    def finish(self) -> list[Staged]:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        staged = []
+        for binding, batches in self._batches.items():
+            path = self._directory / f"{self._attempt.name}_{binding}.arrow"
+            with _pa.ipc.new_file(str(path), batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            staged.append(
+                Staged(
+                    binding=binding,
+                    shard=self._attempt.shard,
+                    at=path.name,
+                    rows=sum(batch.num_rows for batch in batches),
+                    bytes=path.stat().st_size,
+                )
+            )
+        return staged
+
+    def discard(self) -> None:
+        """Nothing was written yet."""
+
+
+class FilesSession:
+    """Names units when a transaction starts to commit, and applies them once it counts.
+
+    The state is `{"units": {close: {state key: [file, …]}}}`: by the state key, since what was
+    staged for a target that has been emptied since must not come back.
+    """
+
+    checkpoint = None
+
+    def __init__(self, directory: Path, task: Task, state: Json) -> None:
+        self._directory = directory
+        self._targets = {target.binding: target for target in task.targets}
+        self._state = apply_patches(state, ())
+        self.workers = FilesWorkers(directory, self._targets)
+
+    def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
+        return ()
+
+    def start_commit(
+        self, close: Clock, staged: Sequence[Staged], checkpoint: bytes, patches: Sequence[Json]
+    ) -> Sequence[Json]:
+        """Nothing happens: what is named here becomes true with the recovery log's record."""
+        files: dict[str, Json] = {}
+        for each in staged:
+            names = files.setdefault(self._targets[each.binding].state_key, [])
+            if isinstance(names, list):
+                names.append(each.at)
+        return ({"units": {f"{close:016x}": files}},) if files else ()
+
+    def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
+        """Apply every unit that is named, oldest first, and forget it."""
+        self._state = apply_patches(self._state, patches)
+        units = self._state.get("units", {}) if isinstance(self._state, dict) else {}
+        if not isinstance(units, dict) or not units:
+            return ()
+        for close, files in sorted(units.items()):
+            if isinstance(files, dict):
+                self._apply(Clock(int(close, 16)), files)
+        forget: Json = {"units": dict.fromkeys(units)}
+        self._state = apply_patches(self._state, (forget,))
+        return (forget,)
+
+    def _apply(self, close: Clock, files: Mapping[str, Json]) -> None:
+        for target in self._targets.values():
+            names = files.get(target.state_key)
+            if not isinstance(names, list):
+                continue
+            paths = [self._directory / "staged" / str(name) for name in names]
+
+            def store(
+                connection: sqlite3.Connection,
+                target: Target = target,
+                paths: Sequence[Path] = paths,
+            ) -> None:
+                for path in paths:
+                    with _pa.memory_map(str(path)) as source:
+                        rows = _pa.ipc.open_file(source).read_all()
+                    table(self._directory, target).store(connection, target, rows)
+
+            table(self._directory, target).apply(close, store)
+            failpoints.hit(_APPLIED)
+            for path in paths:  # only now: the guard is durable
+                path.unlink(missing_ok=True)
+
+    def sweep(self, keep: Sequence[Staged]) -> None:
+        """Remove staged files that no unit of the state names."""
+        kept = {each.at for each in keep}
+        for path in (self._directory / "staged").glob("*.arrow"):
+            if path.name not in kept and path.name not in json.dumps(self._state):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Files(_Connector):
+    """Pattern APPLY."""
+
+    pattern = Pattern.APPLY
+
+    def open(self, task: Task, *, epoch: int, state: Json) -> FilesSession:
+        session = FilesSession(self.directory, task, state)
+        session.sweep(())
+        return session
+
+
+# ------------------------------------------------------------------------------- pattern DIRECT
+
+
+@dataclass(frozen=True, slots=True)
+class DirectWorkers:
+    """Stores at once."""
+
+    directory: Path
+    targets: Mapping[int, Target]
+
+    def stager(self, attempt: Attempt) -> DirectStager:
+        return DirectStager(self.directory, self.targets, attempt)
+
+    def loader(self, attempt: Attempt) -> TableLoader:
+        return TableLoader(self.directory, self.targets)
+
+
+class DirectStager:
+    """Every batch is visible when `store` returns."""
+
+    def __init__(self, directory: Path, targets: Mapping[int, Target], attempt: Attempt) -> None:
+        self._directory = directory
+        self._targets = targets
+        self._shard = attempt.shard
+        self._rows: dict[int, int] = {}
+
+    def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
+        target = self._targets[binding]
+        where = table(self._directory, target)
+        with where.transaction() as connection:
+            where.store(connection, target, rows)
+        self._rows[binding] = self._rows.get(binding, 0) + rows.num_rows
+
+    def finish(self) -> list[Staged]:
+        return [
+            Staged(binding=binding, shard=self._shard, at="", rows=rows, bytes=0)
+            for binding, rows in self._rows.items()
+        ]
+
+    def discard(self) -> None:
+        """What is stored is stored."""
+
+
+class DirectSession:
+    """Has nothing to commit."""
+
+    checkpoint = None
+
+    def __init__(self, directory: Path, task: Task) -> None:
+        self.workers = DirectWorkers(directory, {target.binding: target for target in task.targets})
+
+    def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
+        return ()
+
+    def start_commit(
+        self, close: Clock, staged: Sequence[Staged], checkpoint: bytes, patches: Sequence[Json]
+    ) -> Sequence[Json]:
+        return ()
+
+    def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
+        return ()
+
+    def sweep(self, keep: Sequence[Staged]) -> None:
+        """Nothing is staged."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Direct(_Connector):
+    """Pattern DIRECT."""
+
+    pattern = Pattern.DIRECT
+
+    def open(self, task: Task, *, epoch: int, state: Json) -> DirectSession:
+        return DirectSession(self.directory, task)

@@ -1,0 +1,207 @@
+"""Connectors whose endpoint has no transaction for the whole: the rules they live by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.model.clock import Clock
+from penstock.model.json_order import Json
+from penstock.model.spec import Endpoint
+from penstock.runtime.connector import Materialization, Pattern
+from penstock.runtime.patches import apply_patches
+from penstock.testing.connector_suite import Bind, Document, Run, built, expected
+from penstock.testing.endpoints import Direct, Files, Table
+
+SCHEMA: Document = {
+    "type": "object",
+    "required": ["k"],
+    "properties": {
+        "k": {"type": "integer"},
+        "n": {"type": "integer", "reduce": {"strategy": "sum"}},
+    },
+    "reduce": {"strategy": "merge"},
+}
+ONE, TWO = Bind(schema=SCHEMA, table="one"), Bind(schema=SCHEMA, table="two")
+
+
+def start(
+    directory: Path,
+    kind: type[Files | Direct],
+    *binds: Bind,
+    epoch: int = 1,
+    state: Json = None,
+    last: Run | None = None,
+) -> Run:
+    def connect(endpoint: Endpoint, where: str) -> Materialization:
+        return kind(endpoint.config.value, where=where)
+
+    what = built(directory, binds, connect, config={"path": str(directory / "views")})
+    before = None if last is None else last.built
+    return Run.start(what, epoch=epoch, state=state, last=before)
+
+
+def shown(directory: Path, table: str = "one") -> dict[int, int]:
+    return {row["k"]: row["n"] for row in Table(directory / "views" / f"{table}.db").rows()}
+
+
+def staged_files(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "views" / "staged").glob("*"))
+
+
+# -------------------------------------------------------------------------------- pattern APPLY
+
+
+def test_rows_appear_with_the_acknowledgement_and_are_forgotten_then(tmp_path: Path) -> None:
+    run = start(tmp_path, Files, ONE)
+    assert run.built.connector.pattern is Pattern.APPLY
+    assert run.session.checkpoint is None
+    assert run.session.acknowledge(()) == ()
+    patches = run.commit(run.stage([{"k": 1, "n": 1}]))
+    assert shown(tmp_path) == {}
+    forgotten = run.session.acknowledge(patches)
+    assert shown(tmp_path) == {1: 1}
+    assert apply_patches({}, [*patches, *forgotten]) == {"units": {}}
+    assert staged_files(tmp_path) == []
+
+
+def test_staged_names_are_unique_and_named_in_the_patch(tmp_path: Path) -> None:
+    """PB-1: what no patch names is not applied, and is swept."""
+    run = start(tmp_path, Files, ONE)
+    lost, won = run.stage([{"k": 1, "n": 100}]), run.stage([{"k": 1, "n": 1}])
+    assert lost[0].at != won[0].at
+    patches = run.commit(won)
+    assert won[0].at in json.dumps(patches)
+    assert lost[0].at not in json.dumps(patches)
+    again = start(tmp_path, Files, ONE, epoch=2, state=apply_patches({}, patches))
+    assert staged_files(tmp_path) == [won[0].at]
+    again.session.acknowledge(())
+    assert shown(tmp_path) == {1: 1}
+
+
+def test_a_unit_is_applied_once_however_often_it_is_acknowledged(tmp_path: Path) -> None:
+    """PB-2, PB-3: the patch that forgets it may be lost; the guard is what counts."""
+    run = start(tmp_path, Files, ONE)
+    patches = run.commit(run.stage([{"k": 1, "n": 1}]))
+    state = apply_patches({}, patches)
+    run.session.acknowledge(patches)
+    for epoch in (2, 3):
+        again = start(tmp_path, Files, ONE, epoch=epoch, state=state)
+        assert again.session.acknowledge(()) != ()
+        assert shown(tmp_path) == {1: 1}
+
+
+def test_an_old_unit_after_a_newer_one_changes_nothing(tmp_path: Path) -> None:
+    """PB-2: a zombie that wakes up late finds the guard beyond its unit."""
+    zombie = start(tmp_path, Files, ONE)
+    old = zombie.commit(zombie.stage([{"k": 1, "n": 1}]))
+    new = start(tmp_path, Files, ONE, epoch=2, state=apply_patches({}, old))
+    new.clock = zombie.clock
+    new.session.acknowledge(())
+    new.session.acknowledge(new.commit(new.stage([{"k": 1, "n": 1}])))
+    assert shown(tmp_path) == {1: 2}
+    zombie.session.acknowledge(old)
+    assert shown(tmp_path) == {1: 2}
+
+
+def test_a_repeat_finishes_only_what_was_missing(tmp_path: Path) -> None:
+    """PB-4: two targets, of which the second could not be written to at first."""
+    run = start(tmp_path, Files, ONE, TWO)
+    patches = run.commit(run.stage([{"k": 1, "n": 1}], [{"k": 2, "n": 2}]))
+    blocker = tmp_path / "views" / "two.db"
+    blocker.unlink()
+    blocker.mkdir()
+    with pytest.raises(Exception, match="unable to open"):
+        run.session.acknowledge(patches)
+    assert shown(tmp_path, "one") == {1: 1}
+    blocker.rmdir()
+    again = start(tmp_path, Files, ONE, TWO, epoch=2, state=apply_patches({}, patches))
+    again.session.acknowledge(())
+    assert (shown(tmp_path, "one"), shown(tmp_path, "two")) == ({1: 1}, {2: 2})
+
+
+def test_what_was_staged_before_a_backfill_does_not_come_back(tmp_path: Path) -> None:
+    run = start(tmp_path, Files, ONE)
+    patches = run.commit(run.stage([{"k": 1, "n": 1}]))
+    fresh = Bind(schema=SCHEMA, table="one", backfill=1)
+    again = start(
+        tmp_path, Files, fresh, epoch=2, state=apply_patches({}, patches), last=run
+    )  # fmt: skip
+    again.session.acknowledge(())
+    assert shown(tmp_path) == {}
+
+
+def test_units_add_up_to_what_the_model_says(tmp_path: Path) -> None:
+    run = start(tmp_path, Files, ONE)
+    documents: list[Document] = []
+    for at in range(6):
+        some: list[Document] = [{"k": k, "n": at + k} for k in range(at % 3 + 1)]
+        documents += some
+        run.session.acknowledge(run.commit(run.stage(some)))
+    assert _by_key(shown(tmp_path)) == _sums(documents)
+
+
+# ------------------------------------------------------------------------------- pattern DIRECT
+
+
+def test_rows_are_visible_as_they_are_stored(tmp_path: Path) -> None:
+    run = start(tmp_path, Direct, ONE)
+    assert run.built.connector.pattern is Pattern.DIRECT
+    staged = run.stage([{"k": 1, "n": 1}])
+    assert shown(tmp_path) == {1: 1}
+    assert [each.rows for each in staged] == [1]
+    assert run.commit(staged) == ()
+    assert run.session.acknowledge(()) == ()
+
+
+def test_the_same_documents_stored_again_are_there_once(tmp_path: Path) -> None:
+    """PC-1: a replay stores exactly the same rows, which a last-write-wins schema cannot tell."""
+    schema = {key: value for key, value in SCHEMA.items() if key != "reduce"}
+    schema["properties"] = {"k": {"type": "integer"}, "n": {"type": "integer"}}
+    run = start(tmp_path, Direct, Bind(schema=schema, table="one"))
+    for _ in range(2):
+        run.stage([{"k": 1, "n": 7}, {"k": 2, "n": 8}])
+    assert shown(tmp_path) == {1: 7, 2: 8}
+
+
+def test_the_same_sums_stored_again_count_twice(tmp_path: Path) -> None:
+    """PC-2: why a build warns of such schemas."""
+    run = start(tmp_path, Direct, ONE)
+    for _ in range(2):
+        run.stage([{"k": 1, "n": 7}])
+    assert shown(tmp_path) == {1: 14}
+
+
+@pytest.mark.parametrize("kind", [Files, Direct])
+def test_delta_updates_append(tmp_path: Path, kind: type[Files | Direct]) -> None:
+    run = start(tmp_path, kind, Bind(schema=SCHEMA, table="one", resource={"delta_updates": True}))
+    for numbers in ((-1, 3, 2), (6, -7, -1)):
+        patches = run.commit(run.stage([{"k": 1, "n": n} for n in numbers]))
+        run.session.acknowledge(patches)
+    rows = Table(tmp_path / "views" / "one.db").rows()
+    assert [row["n"] for row in rows] == [4, -2]
+
+
+def test_a_guard_moves_with_the_rows_it_guards(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t.db")
+
+    def fail(_: Any) -> None:  # noqa: ANN401 - a connection
+        raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError):
+        table.apply(Clock(5), fail)
+    assert table.apply(Clock(5), lambda _: None)
+    assert not table.apply(Clock(5), fail)
+    assert not table.apply(Clock(4), fail)
+
+
+def _by_key(rows: dict[int, int]) -> dict[str, int]:
+    return {f"[{k}]": n for k, n in rows.items()}
+
+
+def _sums(documents: Sequence[Document]) -> dict[str, int]:
+    return {key: state["n"] for key, state in expected(ONE, documents).items()}
