@@ -15,7 +15,7 @@ from penstock.model.clock import Clock, Flag, Producer
 from penstock.shuffle.rounds import Round
 from penstock.shuffle.state import Options, SessionState
 from penstock.testing.shuffle_oracle import Stamp
-from penstock.testing.simulated_task import Reads, bindings_of
+from penstock.testing.simulated_bindings import Reads, bindings_of
 from penstock.testing.simulation import START, Habits, World, create_journal
 
 PRODUCERS = [Producer(Producer.MULTICAST | number) for number in (1, 2, 3)]

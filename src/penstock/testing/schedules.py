@@ -22,14 +22,8 @@ from penstock.model.clock import duration
 from penstock.shuffle.state import Options, SessionState
 from penstock.testing import simulation
 from penstock.testing.shuffle_oracle import Violation
-from penstock.testing.simulated_task import (
-    Ended,
-    OpenSession,
-    Reads,
-    Task,
-    bindings_of,
-    is_partitioned,
-)
+from penstock.testing.simulated_bindings import Reads, bindings_of, is_partitioned
+from penstock.testing.simulated_task import Ended, OpenSession, Task
 from penstock.testing.simulated_writers import Writers
 from penstock.testing.simulation import Habits, World, chance
 
@@ -226,7 +220,7 @@ def schedule(seed: int) -> Schedule:
     rng = chance(seed)
     theme = rng.choice(_THEMES)
     weights = {**_WEIGHTS, **theme}
-    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 20, 20, 40)))
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 15, 20, 35)))
     return Schedule(
         seed=seed,
         setting=_setting(rng, theme),

@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.journal.committed import VisibleRows
-from penstock.journal.selector import PartitionFilter
 from penstock.journal.state import JournalState
 from penstock.model import frontier_codec
 from penstock.model.clock import NEVER, Clock, Flag
@@ -26,8 +25,7 @@ from penstock.model.durable import prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
 from penstock.model.sequence import SequenceError
-from penstock.model.spec import CollectionSpec, FieldValues, Frozen, Selector
-from penstock.shuffle.binding import Binding, with_cohorts
+from penstock.shuffle.binding import Binding
 from penstock.shuffle.checkpoint import HINT_TIMEOUT_TICKS, Stalled
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.history import Need, NeedRows
@@ -53,56 +51,6 @@ RESTARTS_MAX: Final = 5
 
 class Ended(Exception):
     """The task has rightly refused to go on."""
-
-
-# ------------------------------------------------------------------------------------- bindings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """One binding of a simulated task."""
-
-    collection: str
-    priority: int = 0
-    read_delay: int = 0
-    region: str | None = None
-    """The only partition to read, of a collection with such partitions."""
-
-
-def bindings_of(reads: Sequence[Reads], *, gap: int = 1) -> tuple[Binding, ...]:
-    """Bindings, whose indexes are so far apart."""
-    return with_cohorts(
-        Binding(
-            index=at * gap,
-            collection=_collection(each.collection),
-            read_suffix=f"task/{at}",
-            priority=each.priority,
-            read_delay=each.read_delay,
-            key=("/id",),
-            partitions=_partitions(each),
-        )
-        for at, each in enumerate(reads)
-    )
-
-
-def _collection(name: str) -> CollectionSpec:
-    schema = Frozen({"type": "object"})
-    return CollectionSpec(
-        name=name, key=("/id",), write_schema=schema, read_schema=schema, fields=()
-    )
-
-
-def _partitions(reads: Reads) -> PartitionFilter:
-    if reads.region is None:
-        fields = ["region"] if is_partitioned(reads.collection) else []
-        return PartitionFilter.of(fields, Selector())
-    include = (FieldValues(field="region", values=(reads.region,)),)
-    return PartitionFilter.of(["region"], Selector(include=include))
-
-
-def is_partitioned(collection: str) -> bool:
-    """Collections whose names say so are split by region."""
-    return collection.endswith("-by-region")
 
 
 # ----------------------------------------------------------------------------------------- task
@@ -236,6 +184,7 @@ class Task:
         self._held = 0
         self._flushed = (0,) * self._shards
         self._known = dict.fromkeys(self._collections(), -1)
+        self._slow = rng.choice(list(self._known))
         self._withheld: dict[str, JournalState] = {}
         self._round: Round | None = None
         self._need: Need | None = None
@@ -279,6 +228,8 @@ class Task:
     def learn(self, rng: Random) -> None:
         """A listing arrives, or moves."""
         behind = [c for c, known in self._known.items() if known < self.world.revision]
+        if len(self._known) > 1 and self._known[self._slow] >= 0 and rng.random() < 0.8:
+            behind = [collection for collection in behind if collection != self._slow]
         for collection in some(rng, behind):
             known = self._known[collection]
             through = self.world.revision
