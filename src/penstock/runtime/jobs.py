@@ -317,7 +317,7 @@ def _nullable(frame: DataFrame) -> list[SparkColumn]:
     return [
         columns[field.name]
         if field.nullable
-        else f.when(f.lit(True), columns[field.name]).alias(field.name)
+        else f.nullif(columns[field.name], f.lit(None).cast(field.dataType)).alias(field.name)
         for field in frame.schema.fields
     ]
 
