@@ -65,7 +65,13 @@ ACCOUNTS: Document = {
 
 def accounts(start: int, count: int, *, keys: int = 7) -> list[Document]:
     return [
-        {"account": i % keys, "count": 1, "total": i * i, "top": i * 37 % 101, "region": f"r{i % 3}"}
+        {
+            "account": i % keys,
+            "count": 1,
+            "total": i * i,
+            "top": i * 37 % 101,
+            "region": f"r{i % 3}",
+        }
         for i in range(start, start + count)
     ]
 

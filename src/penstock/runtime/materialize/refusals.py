@@ -69,8 +69,8 @@ async def find(
                         where=f"journal {journal}, document {document.uuid}",
                         why="it was written under another schema than the one it is read under"
                         + "".join(f"; {other}" for other in violations[1:]),
-                        fix="let the schema that it is read under (readSchema) admit it, or read from a later "
-                        "time by notBefore; the task goes on from its last transaction",
+                        fix="let the schema it is read under (readSchema) admit it, or read from "
+                        "a later time by notBefore; the task goes on from its last transaction",
                     )
             await asyncio.sleep(0)  # others have the event loop too
     return None
