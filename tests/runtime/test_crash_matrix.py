@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-HITS_MAX = 3
+HITS_MAX = 2
 BOTH = ("acme/accounts", "acme/tags")
 
 POINTS = sorted(
@@ -108,7 +108,9 @@ def test_a_crash_loses_nothing_and_doubles_nothing(
         assert len(prepared.receiver.runs) > told, "the webhook of the transaction was called"
         if ended == 0:
             break
-    assert crashes or point in NEVER_REACHED, "the crash point is on the way of every transaction"
+    # Loads are staged by Spark's tasks, which are other processes.
+    in_tasks = point == "sqlite.after-stage" and "acme/tags" in prepared.deployment.collections
+    assert crashes or in_tasks or point in NEVER_REACHED, "every transaction passes it"
 
 
 @pytest.mark.parametrize(
