@@ -214,12 +214,13 @@ class PostgresSession:
     def _merge_table(self, staged: Staged) -> None:
         """Rows that were copied, if they are still there."""
         table = quoted(STAGE, staged.at)
-        counted = run(
-            self._connection,
-            f"SELECT count(*), count(*) FILTER (WHERE {quoted(DELETE)}) FROM {table}",
-        ).fetchone()
+        counts = f"SELECT count(*), count(*) FILTER (WHERE {quoted(DELETE)}) FROM {table}"
+        try:
+            counted = run(self._connection, counts).fetchone()
+        except psycopg.errors.UndefinedTable:
+            counted = None
         there, deleted = counted or (0, 0)
-        if there != staged.rows:
+        if counted is None or there != staged.rows:
             raise ConnectorError(
                 f"{staged.rows} rows were staged, and {there} are there",
                 where=f"{self._server.name}: {table}",
