@@ -479,6 +479,8 @@ class Task:
             before = self.transactions
             if not self.recovers:
                 self.prepare(rng)
+            if self._prepared is not None and rng.random() < 0.1:
+                self.crash(rng)
             self.commit(rng)
             idle = 0 if moved or self.transactions > before else idle + 1
             if idle == IDLE_STEPS and self.ledger.missing():
