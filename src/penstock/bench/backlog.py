@@ -53,12 +53,13 @@ from penstock.shuffle.state import Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.shuffle.log import Log
+    from penstock.journal.state import JournalState
+    from penstock.shuffle.rounds import Round
 
 HEAP: Final = 512 << 20
 RESERVED: Final = 300 << 20
 """What Spark keeps of its heap for other things than rows."""
-FRACTION: Final = 0.4
+FRACTION: Final = 0.2
 TIMES: Final = 20
 SHARDS: Final = 2
 ROUNDS: Final = 4
@@ -79,7 +80,7 @@ def measure(bench: Bench) -> Report:
         bench.say("there is no /proc: the memory of processes is not measured")
         return Report(results=())
     memory = bench.size(full=HEAP, quick=int((HEAP - RESERVED) * FRACTION))
-    disk_limit = bench.size(full=512 << 20, quick=128 << 20)
+    disk_limit = bench.size(full=512 << 20, quick=96 << 20)
     with tempfile.TemporaryDirectory() as scratch:
         once, times = (
             _shuffled(bench, Path(scratch) / f"{times}x", times * memory, disk_limit)
@@ -135,6 +136,7 @@ class Order:
     log: str
     spark: str
     documents: int
+    stored: int
     disk_limit: int
 
 
@@ -159,6 +161,7 @@ def _shuffled(bench: Bench, data: Path, size: int, disk_limit: int) -> Shuffled:
         log=str(data / "log"),
         spark=str(data / "spark"),
         documents=written.documents,
+        stored=stored,
         disk_limit=disk_limit,
     )
     bench.say(f"shuffling {size >> 20:,} MiB with {HEAP >> 20} MiB of heap")
@@ -256,8 +259,6 @@ def bytes_below(directory: Path) -> int:
 # -------------------------------------------------------------------------------------- the child
 
 BACKLOG: Final = "bench/backlog"
-PAUSE_POLLS: Final = 10
-PAUSE_S: Final = 0.2
 
 
 def main(argument: str) -> None:
@@ -289,16 +290,31 @@ async def _shuffle(spark: SparkSession, order: Order) -> tuple[Sums, int]:
     from penstock.shuffle.log import Log, SliceLog
     from penstock.shuffle.slice import Slice
 
+    class Filling(SliceLog):
+        """Tells when so many bytes, as they are stored in journals, were staged."""
+
+        def __init__(self, log: Log, slice_: Slice, *, until: int) -> None:
+            super().__init__(log, slice_)
+            self.filled = asyncio.Event()
+            self._lacking = until
+
+        async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
+            await super().stage(round_, states)
+            self._lacking -= round_.bytes
+            if self._lacking <= 0:
+                self.filled.set()
+
     bindings, routing = ad_hoc_bindings(collection(BACKLOG, by="lot")), split_shards(SHARDS)
     found, checkpoints = Sums(), 0
     async with Stage.opened(Path(order.data)) as here:
         slice_ = Slice(spark, here.planner, bindings, routing)
         log = await Log.open(spark, Path(order.log), epoch=1, shards=SHARDS)
+        staging = Filling(log, slice_, until=min(order.disk_limit, order.stored))
         session = await Session.open(
             here.planner,
             bindings,
             routing=routing,
-            log=SliceLog(log, slice_),
+            log=staging,
             options=Options(
                 disk_limit=order.disk_limit,
                 round_max_bytes=order.disk_limit // ROUNDS,
@@ -307,7 +323,7 @@ async def _shuffle(spark: SparkSession, order: Order) -> tuple[Sums, int]:
             now=now,
         )
         try:
-            await _reading_paused(spark, log)
+            await staging.filled.wait()
             while found.documents < order.documents:
                 checkpoint = await session.next_checkpoint()
                 async with log.scan(checkpoint.deliveries) as frame:
@@ -317,16 +333,6 @@ async def _shuffle(spark: SparkSession, order: Order) -> tuple[Sums, int]:
         finally:
             await session.close()
     return found, checkpoints
-
-
-async def _reading_paused(spark: SparkSession, log: Log) -> None:
-    """Wait until the session reads no further, at its limit or at the end of everything."""
-    tracker = spark.sparkContext.statusTracker()
-    polls = 0
-    while polls < PAUSE_POLLS:
-        await asyncio.sleep(PAUSE_S)
-        idle = any(log.bytes) and not await asyncio.to_thread(tracker.getActiveJobsIds)
-        polls = polls + 1 if idle else 0
 
 
 if __name__ == "__main__":
