@@ -220,7 +220,7 @@ def schedule(seed: int) -> Schedule:
     rng = chance(seed)
     theme = rng.choice(_THEMES)
     weights = {**_WEIGHTS, **theme}
-    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((10, 15, 20, 35)))
+    names = rng.choices(list(weights), list(weights.values()), k=rng.choice((8, 12, 18, 30)))
     return Schedule(
         seed=seed,
         setting=_setting(rng, theme),
