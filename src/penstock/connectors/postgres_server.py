@@ -125,6 +125,7 @@ class Server:
                 application_name="penstock",
                 client_encoding="utf8",
                 connect_timeout=_CONNECT_S_MAX,
+                keepalives_idle=_SILENT_MS_MAX // 1000,
                 tcp_user_timeout=_SILENT_MS_MAX,
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,

@@ -97,7 +97,7 @@ _FIXES: Final = {
     sqlite3.SQLITE_BUSY: "somebody else writes to it for long; raise busyTimeout, or end that",
     sqlite3.SQLITE_LOCKED: "somebody else writes to it for long; raise busyTimeout, or end that",
     sqlite3.SQLITE_FULL: "free some space; the task goes on by itself then",
-    sqlite3.SQLITE_IOERR: "is there space on the disk, and is it well? The task goes on by itself then",
+    sqlite3.SQLITE_IOERR: "is the disk full, or broken? The task goes on by itself if it recovers",
     sqlite3.SQLITE_CANTOPEN: "make the directory, and let this user write there",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
     sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
