@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,3 @@ def _loaded(
         ]
     finally:
         loader.close()
-
-
-def table_of(target_rows: Sequence[Mapping[str, Any]], key: Sequence[str]) -> dict[str, Document]:
-    """Rows of a table by the text of their key, as `expected` gives them."""
-    return {canonical_json([row[name] for name in key]): dict(row) for row in target_rows}
