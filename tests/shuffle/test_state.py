@@ -986,6 +986,26 @@ def test_pages_are_asked_for_one_by_one_as_they_are_reached() -> None:
     assert [type(need) for need in coordinator.needs] == [NeedPages, NeedPages]
 
 
+@pytest.mark.parametrize(("journals", "asked"), [((A,), [2]), ((A, B), [1, 1, 1, 1])])
+def test_pages_of_a_round_are_asked_for_at_once_as_far_as_others_leave_room(
+    journals: tuple[str, ...], asked: list[int]
+) -> None:
+    """Planning begins again with every answer: a page at a time would take squared time."""
+    script = Script(*journals)
+    for clock in (10, 20, 30, 40):
+        script.write(dict.fromkeys(journals, f"O{clock}"))
+    for journal in journals:
+        script.seal(journal, 2)
+        script.seal(journal, 2)
+    options = Options(round_max_fragments=4 * len(journals) - (len(journals) > 1))
+    coordinator = Coordinator(script, bindings("a"), options=options)
+    coordinator.learn()
+    coordinator.drain()
+    assert [len(need.pages) for need in coordinator.needs if isinstance(need, NeedPages)] == asked
+    for journal in journals:
+        assert coordinator.clocks(journal) == [10, 20, 30, 40]
+
+
 def test_pages_below_the_checkpoint_are_never_asked_for() -> None:
     script = Script(A)
     for clock in (10, 20, 30):

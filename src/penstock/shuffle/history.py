@@ -111,14 +111,18 @@ class History:
             raise Needed(NeedPages(journal=self.name, pages=(found,)))
         return found[0][found[1]]
 
-    def at_revision(self, offset: int, revision: int) -> list[Record]:
-        """The records that end after `offset`, if their revision is this one, up to the next."""
+    def at_revision(self, offset: int, revision: int, *, ahead: int = 0) -> list[Record]:
+        """The records that end after `offset`, if their revision is this one, up to the next.
+
+        If a page is needed for them, the next ones are too, up to so many records `ahead`: planning
+        begins again with each answer.
+        """
         records: list[Record] = []
         while (found := self._find(offset)) is not None:
             if isinstance(found, Page):
                 if found.revision_min > revision:
                     break
-                raise Needed(NeedPages(journal=self.name, pages=(found,)))
+                raise Needed(NeedPages(journal=self.name, pages=self._from(found, ahead)))
             held, at = found
             while at < len(held) and held[at].revision == revision:
                 records.append(held[at])
@@ -127,6 +131,19 @@ class History:
                 break
             offset = held[-1].end
         return records
+
+    def _from(self, page: Page, records: int) -> tuple[Page, ...]:
+        """A page, and those after it that are not at hand, as far as so many records go."""
+        pages = self.state.pages
+        found = [page]
+        records -= page.records
+        for each in pages[bisect_right(pages, page.begin, key=_BEGIN) :]:
+            records -= each.records
+            if records < 0:
+                break
+            if each.path not in self._loaded:
+                found.append(each)
+        return tuple(found)
 
     def between(self, begin: int, end: int) -> Iterator[Record]:
         """The retained records with offsets in `[begin, end)`."""

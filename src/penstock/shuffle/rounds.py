@@ -41,6 +41,11 @@ class Agenda:
                 heapq.heappush(self._heap, (revision, read.serial, read))
 
     @property
+    def queued(self) -> int:
+        """How many reads there are, at most."""
+        return len(self._heap)
+
+    @property
     def first(self) -> tuple[int, Read] | None:
         """The next revision, and one of the reads that come to it."""
         heap = self._heap
@@ -159,7 +164,12 @@ class Draft:
         """Read one revision of a cohort, whole, or leave it."""
         reads = agenda.pop(revision)
         try:
-            parts = [(read, read.history.at_revision(read.planned, revision)) for read in reads]
+            # What is left of the round, shared by all that may have a part in it.
+            ahead = (self._limits.records - self._records) // (len(reads) + agenda.queued)
+            parts = [
+                (read, read.history.at_revision(read.planned, revision, ahead=ahead))
+                for read in reads
+            ]
             if agenda.delay and not self._is_due(agenda, parts):
                 return _Step.LATER
             if not self._fits(parts):
