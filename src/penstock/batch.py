@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +19,18 @@ from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
 from penstock.model.clock import from_unix
 from penstock.model.spec import Catalog, MaterializationSpec
-from penstock.runtime.materialize.build import build
+from penstock.runtime.materialize.build import Built, build
 from penstock.runtime.materialize.leader import Control, World
-from penstock.runtime.supervise import Patience, supervise
+from penstock.runtime.supervise import Patience, is_transient, supervise
 
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.runtime.materialize.work import Progress
     from penstock.settings import Settings
+
+_log = logging.getLogger("penstock.runtime")
+
+_WAIT_S: Final = 0.5
 
 FAILURES_MAX: Final = 5
 """Sessions in a row that may fail for want of an endpoint before a batch run gives up."""
@@ -126,10 +131,23 @@ async def run_until(
         reins.add(control)
     began = time.monotonic()
     try:
-        built = await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
+        built = await _built(catalog, spec, shards)
         await supervise(built, world, control, Patience(failures_max=FAILURES_MAX))
     except PenstockError as error:
         run.error = error
     finally:
         run.seconds = time.monotonic() - began
     return run
+
+
+async def _built(catalog: Catalog, spec: MaterializationSpec, shards: int | None) -> Built:
+    """Build a task; again in a while, if its endpoint cannot be asked just now."""
+    for failures in range(1, FAILURES_MAX):
+        try:
+            return await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
+        except PenstockError as error:
+            if not is_transient(error):
+                raise
+            _log.warning("%s: %s; trying again", spec.name, error.what)
+            await asyncio.sleep(_WAIT_S * 2 ** (failures - 1))
+    return await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
