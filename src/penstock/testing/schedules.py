@@ -260,7 +260,7 @@ def _setting(rng: Random, theme: Mapping[str, float]) -> Setting:
             interleave=rng.choice((0, 0.2)),
             skew=rng.choice((0, 0.5)),
             skew_s=_SKEW_S_REMOVING if "retain" in theme else _SKEW_S,
-            contradict=0.5 if rng.random() < 0.03 else 0,
+            contradict=0.5 if rng.random() < 0.03 and "retain" not in theme else 0,
         ),
         options=Options(
             disk_limit=rng.choice((60, 200, 16 << 30)),

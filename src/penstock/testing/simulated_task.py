@@ -358,7 +358,8 @@ class Task:
         self._bytes.add(checkpoint)
         if not checkpoint.is_peek:
             open_.frontier = open_.frontier.clear_discharged_hints()
-            self.ledger.check(open_.docs)
+            if not self.recovers:  # which is to be what was judged before the crash
+                self.ledger.check(open_.docs)
         return True
 
     def _check_lsn(self, checkpoint: Checkpoint) -> None:
@@ -479,7 +480,7 @@ class Task:
             before = self.transactions
             if not self.recovers:
                 self.prepare(rng)
-            if self._prepared is not None and rng.random() < 0.1:
+            if moved and self._prepared is not None and rng.random() < 0.1:
                 self.crash(rng)
             self.commit(rng)
             idle = 0 if moved or self.transactions > before else idle + 1
@@ -550,7 +551,8 @@ class Task:
         if any(written.clock < self._floors.get(binding, NEVER) for binding in bindings):
             return True
         newest = 0
-        for frontier in (self._committed, self._open.frontier):
+        prepared = EMPTY if self._prepared is None else self._prepared.frontier
+        for frontier in (self._committed, prepared, self._open.frontier):
             for read in frontier:
                 if read.binding in bindings:
                     newest = max(newest, *(entry.last_commit for entry in read.producers), 0)
