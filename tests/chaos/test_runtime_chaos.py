@@ -1,0 +1,294 @@
+"""Leaders that are killed, frozen and thawed, and servers that are killed under them.
+
+Sums show whatever is lost or doubled: a table is right if it equals what an oracle works out by
+hand. A short run by default; `PENSTOCK_CHAOS_SECONDS` makes it 200,000 documents and 20 kills, for
+PostgreSQL too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from penstock.testing.postgres import PostgresServer
+from runtime.forks import start
+from runtime.sessions import ACCOUNTS, Document, Place, accounts, reduced, task
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
+LONG = SECONDS > 0
+DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (3_000, 2, 50)
+PIECES = 6
+"""Appends between two kills; the first half before the process starts, the others meanwhile."""
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 3600 * LONG)]
+
+SOURCE = {"source": "acme/accounts", "resource": {"table": "accounts"}}
+long_only = pytest.mark.skipif(not LONG, reason="a long run only: make chaos")
+
+
+@dataclass
+class Endpoint:
+    """Where rows go, and how they are looked at."""
+
+    image: str
+    config: Document
+    rows: Callable[[], dict[Any, Document]]
+    before_commit: str
+    """The crash point with the endpoint's transaction open."""
+
+
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres])],
+)
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Endpoint:
+    if request.param == "postgres":
+        return postgres_endpoint(request.getfixturevalue("postgres_url"))
+    return sqlite_endpoint(tmp_path)
+
+
+def sqlite_endpoint(directory: Path) -> Endpoint:
+    there = Place(directory, None)  # type: ignore[arg-type]
+    config = {"path": there.database()}
+    return Endpoint("sqlite", config, lambda: there.table("accounts"), "sqlite.before-commit")
+
+
+def postgres_endpoint(url: str) -> Endpoint:
+    parts = conninfo_to_dict(url)
+    config = {
+        "address": f"{parts['host']}:{parts['port']}",
+        "database": parts["dbname"],
+        "user": parts["user"],
+        "password": parts["password"],
+    }
+
+    def rows() -> dict[Any, Document]:
+        with psycopg.connect(url, row_factory=dict_row) as connection:
+            found = connection.execute(
+                "SELECT account, count, total::bigint, top, region FROM accounts"
+            ).fetchall()
+        return {row.pop("account"): row for row in found}
+
+    return Endpoint("postgres", config, rows, "postgres.before-commit")
+
+
+def apply(place: Place, endpoint: Endpoint) -> None:
+    views = task(endpoint.image, endpoint.config, [SOURCE])
+    place.apply({"acme/accounts": ACCOUNTS}, {"acme/views": views})
+
+
+def the_seed() -> int:
+    return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
+
+
+# ----------------------------------------------------------------------- kill -9 of a process tree
+
+
+class Tree:
+    """`penstock run`, with its JVM and the Python workers of that: a session of processes."""
+
+    def __init__(self, place: Place) -> None:
+        command: list[str | Path] = [
+            Path(sys.executable).parent / "penstock", "run", "--data", place.settings.data,
+            "--master", "local[2]",
+        ]  # fmt: skip
+        self._log = (place.directory / "run.log").open("ab")
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        code = self._process.wait(timeout=600)
+        self._log.close()
+        return code
+
+    def kill(self) -> None:
+        """All at once: whoever is left could go on with what the others began."""
+        while members := list(self._members()):
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(0.01)
+        self.wait()
+
+    def _members(self) -> Iterator[int]:
+        """Of the session. Python workers are in a process group of their own."""
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._process.pid and state != "Z":
+                    yield int(entry.name)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, long_only])]
+)
+def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    seed = the_seed()
+    rng = random.Random(seed)
+    place = Place(tmp_path, None)  # type: ignore[arg-type]
+    endpoint = (
+        sqlite_endpoint(tmp_path)
+        if kind == "sqlite"
+        else postgres_endpoint(request.getfixturevalue("postgres_url"))
+    )
+    apply(place, endpoint)
+    appended = 0
+
+    def append(share: int) -> None:
+        nonlocal appended
+        count = min(share, DOCUMENTS - appended)
+        if count > 0:
+            place.append({"acme/accounts": accounts(appended, count, keys=KEYS)})
+            appended += count
+
+    piece = DOCUMENTS // ((KILLS + 2) * PIECES)
+    append(piece * PIECES)
+    began = time.monotonic()
+    assert Tree(place).wait() == 0, (tmp_path / "run.log").read_text()
+    usual_s = time.monotonic() - began
+    kills = runs = 0
+    while kills < KILLS:
+        for _ in range(PIECES // 2):
+            append(piece)
+        tree = Tree(place)
+        until = time.monotonic() + rng.uniform(0.3, 1.1) * usual_s
+        pieces = PIECES // 2
+        while tree.alive and time.monotonic() < until:
+            if pieces and rng.random() < 0.1:
+                append(piece)
+                pieces -= 1
+            time.sleep(0.02)
+        kills += tree.alive
+        runs += 1
+        tree.kill()
+    append(DOCUMENTS)
+    assert Tree(place).wait() == 0, (tmp_path / "run.log").read_text()
+    told = f"seed {seed}: {kills} kills in {runs} runs of {usual_s:.1f} s, {appended} documents"
+    print(told)  # noqa: T201
+    assert appended == DOCUMENTS
+    assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), told
+    assert place.counted("acme/accounts") == DOCUMENTS, told
+
+
+# ------------------------------------------------------------------------- kill -9 of the endpoint
+
+
+@long_only
+@pytest.mark.spark
+@pytest.mark.postgres
+def test_a_server_that_is_killed_at_any_time_loses_and_doubles_nothing(
+    tmp_path: Path, spark: SparkSession, own_postgres: PostgresServer
+) -> None:
+    seed = the_seed()
+    rng = random.Random(seed)
+    place = Place(tmp_path, spark)
+    endpoint = postgres_endpoint(own_postgres.create_database())
+    apply(place, endpoint)
+    share = DOCUMENTS // (KILLS + 1)
+    appended = kills = 0
+    outcomes: dict[str, int] = {}
+    usual_s = 5.0
+    while kills < KILLS:
+        if appended <= share * kills:
+            place.append({"acme/accounts": accounts(appended, share, keys=KEYS)})
+            appended += share
+        began = time.monotonic()
+        leader = start(place, failures_max=5)
+        time.sleep(rng.uniform(0, usual_s))
+        own_postgres.kill()
+        kills += 1
+        time.sleep(rng.uniform(0, 1))
+        own_postgres.start()
+        outcome = leader.outcome().partition("\n")[0]
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        if not outcome:
+            usual_s = (usual_s + time.monotonic() - began) / 2
+    assert start(place).outcome() == ""
+    told = f"seed {seed}: {kills} kills, {appended} documents, {outcomes}"
+    print(told)  # noqa: T201
+    assert endpoint.rows() == reduced(accounts(0, appended, keys=KEYS)), told
+    assert place.counted("acme/accounts") == appended, told
+    assert not any(outcome.startswith("Bug") for outcome in outcomes), told
+
+
+# ---------------------------------------------------------------------------------------- zombies
+
+FENCED = ("Fenced: ", "FencedEndpoint: ")
+
+
+FREEZES = ["leader.after-stats", "leader.after-start-commit"]
+if LONG:
+    FREEZES += ["leader.after-open", "leader.after-flush", "leader.after-hint-record"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("frozen_at", FREEZES)
+def test_a_leader_that_slept_while_another_took_over_commits_nothing(
+    tmp_path: Path, spark: SparkSession, endpoint: Endpoint, frozen_at: str
+) -> None:
+    place = Place(tmp_path, spark)
+    apply(place, endpoint)
+    place.append({"acme/accounts": accounts(0, 40)})
+    zombie = start(place, freeze_at=frozen_at)
+    zombie.frozen()
+    place.append({"acme/accounts": accounts(40, 40)})
+    assert start(place).outcome() == ""
+    assert endpoint.rows() == reduced(accounts(0, 80))
+
+    zombie.thaw()
+    said = zombie.outcome()
+    assert said.startswith(FENCED), said
+    assert "is over" in said
+    assert endpoint.rows() == reduced(accounts(0, 80)), "the zombie has stored something"
+    assert place.counted("acme/accounts") == 80, "statistics of a zombie are not committed"
+    place.append({"acme/accounts": accounts(80, 10)})
+    assert start(place).outcome() == ""
+    assert endpoint.rows() == reduced(accounts(0, 90)), "the next one goes on from the second"
+
+
+@pytest.mark.spark
+def test_a_leader_that_slept_within_a_transaction_of_the_endpoint_is_settled_with(
+    tmp_path: Path, spark: SparkSession, endpoint: Endpoint
+) -> None:
+    """It holds locks: whoever takes over waits for them, and then learns that it did commit."""
+    place = Place(tmp_path, spark)
+    apply(place, endpoint)
+    place.append({"acme/accounts": accounts(0, 40)})
+    zombie = start(place, freeze_at=endpoint.before_commit)
+    zombie.frozen(within="views.db")
+    place.append({"acme/accounts": accounts(40, 40)})
+    successor = start(place, mark_at="leader.after-epoch")
+    successor.marked()
+    assert not successor.ended
+    zombie.thaw()
+    said = zombie.outcome()
+    assert said.startswith(FENCED), said
+    assert successor.outcome() == ""
+    assert endpoint.rows() == reduced(accounts(0, 80))
+    assert place.counted("acme/accounts") == 80
