@@ -48,8 +48,8 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.scheduler.mode": "FAIR",
     # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
     "spark.sql.shuffle.partitions": "8",
-    # Adaptive execution runs every exchange as a job of its own, and plans again after each: for a
-    # transaction that is more than it saves, and partitions are shards, which must stay as they are.
+    # Adaptive execution runs every exchange as a job of its own, and plans again after each: more
+    # than it saves a transaction. And partitions are shards, which must stay as they are.
     "spark.sql.adaptive.enabled": "false",
     # A scan names its objects: to look them up takes less than a job with a task for each of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
