@@ -165,9 +165,7 @@ def _bound(spec: MaterializationSpec, binding: Binding, connector: Materializati
     offered = candidates(binding.collection, schema, columns(schema.shape), binding.key)
     _check_group(given, offered, where)
     verdicts = {f.name: standard_verdict(f, delta_updates=delta) for f in offered}
-    verdicts |= connector.validate(
-        path, offered, delta_updates=delta, state_key=binding.state_key
-    )
+    verdicts |= connector.validate(path, offered, delta_updates=delta, state_key=binding.state_key)
     plan = compile_reduction(schema, binding.key)
     chosen = select(offered, verdicts, given.fields, where=where)
     selected = _chosen(chosen, plan, given, connector, delta_updates=delta, where=where)
