@@ -275,3 +275,18 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def spark_root(blobs: BlobStore) -> str | None:
+    """The blob store as Spark's file systems call it; None where they lack what its URL says.
+
+    An object store needs a connector that Spark does not come with, and credentials of its own.
+    """
+    url = urlsplit(blobs.url_of(""))
+    match url.scheme:
+        case "file":
+            return f"file://{unquote(url.path)}"
+        case "hdfs" | "viewfs":
+            return url.geturl()
+        case _:
+            return None

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 import pyarrow
 from pyspark.sql import DataFrame
@@ -31,7 +30,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from penstock.errors import UserError
-from penstock.journal.blobs import BlobStore
+from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.frames import adapt_frame, frame_schema
 from penstock.journal.journals import Journals
@@ -325,21 +324,6 @@ def _column(name: str) -> SparkColumn:
     return f.col("`{}`".format(name.replace("`", "``")))
 
 
-def spark_root(blobs: BlobStore) -> str | None:
-    """The blob store as Spark's file systems call it; None where they lack what its URL says.
-
-    An object store needs a connector that Spark does not come with, and credentials of its own.
-    """
-    url = urlsplit(blobs.url_of(""))
-    match url.scheme:
-        case "file":
-            return f"file://{unquote(url.path)}"
-        case "hdfs" | "viewfs":
-            return url.geturl()
-        case _:
-            return None
-
-
 def _native_frames(
     spark: SparkSession,
     root: str | None,
@@ -350,13 +334,15 @@ def _native_frames(
     for schema, scan in native.items():
         written = layouts[schema]
         if scan.whole:
-            yield adapt_frame(_parquet(spark, root, scan.whole, written), written, wanted)
+            yield adapt_frame(parquet_frame(spark, root, scan.whole, written), written, wanted)
         if scan.partly:
-            frame = _parquet(spark, root, scan.partly, written).where(_shown(scan.shown, written))
+            frame = parquet_frame(spark, root, scan.partly, written).where(
+                _shown(scan.shown, written)
+            )
             yield adapt_frame(frame, written, wanted)
 
 
-def _parquet(
+def parquet_frame(
     spark: SparkSession, root: str | None, paths: Sequence[str], written: Column
 ) -> DataFrame:
     """Objects by name: nothing is inferred from them, nor from their paths."""

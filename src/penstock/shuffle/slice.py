@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from penstock.errors import Bug
+from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import stamp_names
-from penstock.journal.scan import plan_scan, scan_frame, spark_root
+from penstock.journal.scan import plan_scan, scan_frame
 from penstock.journal.schemas import layout
 from penstock.model.clock import CLOCK_MAX
 from penstock.model.schema import compiled

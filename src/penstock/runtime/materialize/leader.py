@@ -27,6 +27,7 @@ from penstock import failpoints
 from penstock.consensus.statelog import StateLog
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug
+from penstock.journal.blobs import spark_root
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
@@ -87,6 +88,7 @@ from penstock.runtime.recovery import (
 from penstock.servicekit.logs import fields
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.session import Session
+from penstock.shuffle.state import NeedRows
 from penstock.shuffle.state import Options as ShuffleOptions
 
 if TYPE_CHECKING:
@@ -365,6 +367,7 @@ class _Session:
             resume=recovered.resume,
             options=self._world.shuffle,
             now=self._world.now,
+            lookup=self._look_up if spark_root(self._world.planner.blobs) else None,
         )
         try:
             return await self._run(recovered)
@@ -372,6 +375,11 @@ class _Session:
             if self._timer is not None:
                 self._timer.cancel()
             await self._shuffle.close()
+
+    async def _look_up(self, need: NeedRows) -> int:
+        from penstock.shuffle.lookup import spark_lookup
+
+        return await spark_lookup(self._world.spark, self._world.planner)(need)
 
     async def _run(self, recovered: Recovered) -> Ended:
         replayed = recovered.resume.unresolved_hints > 0
