@@ -177,7 +177,7 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
         for _ in range(PIECES // 2):
             append(piece)
         tree = Tree(place)
-        until = time.monotonic() + rng.uniform(0.3, 1.1) * usual_s
+        until = time.monotonic() + rng.uniform(0.3, 0.95) * usual_s
         pieces = PIECES // 2
         while tree.alive and time.monotonic() < until:
             if pieces and rng.random() < 0.1:
