@@ -86,6 +86,10 @@ class Built:
         return tuple(target.binding for target in self.targets)
 
     @property
+    def collections(self) -> tuple[str, ...]:
+        return tuple(binding.collection.name for binding in self.bindings)
+
+    @property
     def applied(self) -> bytes:
         """What `apply` brings the endpoint to, as bytes that are equal for equal tasks."""
         return encode_task(self.task)

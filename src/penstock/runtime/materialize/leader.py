@@ -28,6 +28,7 @@ from penstock.consensus.statelog import StateLog
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.journal.blobs import spark_root
+from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
@@ -74,6 +75,7 @@ from penstock.runtime.materialize.messages import (
 from penstock.runtime.materialize.state import Done, Idle, Leader
 from penstock.runtime.materialize.work import Jobs, Progress, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
+from penstock.runtime.pruning import pruned
 from penstock.runtime.recovery import (
     NO_INTENTS,
     EndpointCheckpoint,
@@ -196,7 +198,9 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     )
     try:
         failpoints.hit(_OPENED)
-        recovered = await _reconciled(built, endpoint, recorder)
+        recovered = await recorder.prune(
+            await _reconciled(built, endpoint, recorder), world.planner.journals, built.collections
+        )
         async with _publishing(built, world) as publishing:
             session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
@@ -232,6 +236,16 @@ class _Recorder:
     async def append(self, record: Persist) -> None:
         ops_ = self.layout.encode(record)
         await self.log.append(lambda _: ops_)
+
+    async def prune(
+        self, recovered: Recovered, journals: Journals, collections: Iterable[str]
+    ) -> Recovered:
+        """Forget the writers that will not be heard of again, here and in the log."""
+        kept = await pruned(recovered, journals, collections)
+        if forgotten := self.layout.forget(self.log.state, kept.committed_frontier):
+            await self.log.append(lambda _: forgotten)
+            _log.info("forgot the positions of %d writers of long ago", len(forgotten))
+        return kept
 
 
 # -------------------------------------------------------------------------------------- startup
