@@ -210,7 +210,7 @@ def test_a_server_that_is_killed_at_any_time_loses_and_doubles_nothing(
     place = Place(tmp_path, spark)
     endpoint = postgres_endpoint(own_postgres.create_database())
     apply(place, endpoint)
-    share = DOCUMENTS // (KILLS + 1)
+    share = DOCUMENTS // KILLS
     appended = kills = 0
     outcomes: dict[str, int] = {}
     usual_s = 5.0
