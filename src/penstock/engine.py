@@ -120,6 +120,21 @@ def close_spark() -> None:
         SparkContext._jvm = None  # noqa: SLF001
 
 
+def peak_rss_bytes() -> int | None:
+    """The most memory that the JVM of the process's session had resident; None if not known."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - pyspark has no public way to its JVM
+    if gateway is None or getattr(gateway, "proc", None) is None:
+        return None
+    try:
+        status = Path(f"/proc/{gateway.proc.pid}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
 def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
     """The person's configuration, with our log settings in front of their JVM options."""
     quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"

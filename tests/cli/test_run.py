@@ -86,6 +86,7 @@ def test_a_run_stores_what_is_there_and_the_next_one_what_is_new(here: Path) -> 
     assert (told["documents"], told["transactions"], told["stored"]) == (30, 1, 3)
     assert told["jobs_per_transaction_max"] <= 2
     assert json.loads(first.stdout)["peak_rss_bytes"] > 0
+    assert json.loads(first.stdout)["peak_rss_spark_bytes"] > 0
     assert table(here) == expected(30)
 
     append(here, 30, 30)

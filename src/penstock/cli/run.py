@@ -169,10 +169,12 @@ def _rate(progress: Progress) -> float:
     return progress.documents / max(progress.seconds, 1e-9)
 
 
-def _memory() -> dict[str, int]:
-    """Peak resident memory, of this process and of the largest that it started."""
+def _memory() -> dict[str, int | None]:
+    """Peak resident memory, of this process and of its JVM."""
+    from penstock.engine import peak_rss_bytes
+
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        "peak_rss_child_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit,
+        "peak_rss_spark_bytes": peak_rss_bytes() if "pyspark" in sys.modules else None,
     }
