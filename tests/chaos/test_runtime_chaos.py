@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
-DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (3_000, 2, 50)
-PIECES = 6
-"""Appends between two kills; the first half before the process starts, the others meanwhile."""
+DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (4_000, 2, 50)
+CHUNKS = 100
+"""Appends while a process runs."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 3600 * LONG)]
 
@@ -158,38 +158,49 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
         else postgres_endpoint(request.getfixturevalue("postgres_url"))
     )
     apply(place, endpoint)
-    appended = 0
+    log = tmp_path / "run.log"
+    appended = kills = runs = 0
 
-    def append(share: int) -> None:
+    def append(count: int) -> None:
         nonlocal appended
-        count = min(share, DOCUMENTS - appended)
+        count = min(count, DOCUMENTS - appended)
         if count > 0:
             place.append({"acme/accounts": accounts(appended, count, keys=KEYS)})
             appended += count
 
-    piece = DOCUMENTS // ((KILLS + 2) * PIECES)
-    append(piece * PIECES)
+    share = DOCUMENTS // (KILLS + 2)
+    append(share)
     began = time.monotonic()
-    assert Tree(place).wait() == 0, (tmp_path / "run.log").read_text()
+    assert Tree(place).wait() == 0, log.read_text()
     usual_s = time.monotonic() - began
-    kills = runs = 0
     while kills < KILLS:
-        for _ in range(PIECES // 2):
-            append(piece)
+        append(share // 2)
+        told_bytes = log.stat().st_size
+        began = time.monotonic()
         tree = Tree(place)
-        until = time.monotonic() + rng.uniform(0.3, 0.95) * usual_s
-        pieces = PIECES // 2
-        while tree.alive and time.monotonic() < until:
-            if pieces and rng.random() < 0.1:
-                append(piece)
-                pieces -= 1
+        # Half of them before they have committed anything, on the whole; the others while one
+        # transaction follows the other.
+        warm = bool(kills % 2)
+        until = began + rng.uniform(0.3, 0.95) * usual_s if not warm else None
+        chunks = CHUNKS
+        while tree.alive and (until is None or time.monotonic() < until):
+            if log.stat().st_size > told_bytes and until is None:
+                usual_s = time.monotonic() - began
+                until = time.monotonic() + rng.uniform(0, 1.5)
+            if warm and chunks and time.monotonic() - began > usual_s / 2:
+                append(share // 2 // CHUNKS)
+                chunks -= 1
             time.sleep(0.02)
         kills += tree.alive
         runs += 1
         tree.kill()
     append(DOCUMENTS)
-    assert Tree(place).wait() == 0, (tmp_path / "run.log").read_text()
-    told = f"seed {seed}: {kills} kills in {runs} runs of {usual_s:.1f} s, {appended} documents"
+    assert Tree(place).wait() == 0, log.read_text()
+    commits = log.read_text().count(": transaction ")
+    told = (
+        f"seed {seed}: {kills} kills in {runs} runs of {usual_s:.1f} s, {commits} transactions "
+        f"seen, {appended} documents"
+    )
     print(told)  # noqa: T201
     assert appended == DOCUMENTS
     assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), told
