@@ -7,6 +7,7 @@ never a configuration key.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -99,6 +100,8 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
             why=str(e).splitlines()[0] if str(e) else type(e).__name__,
             fix=f"read {log}; `penstock doctor` checks Java and the machine",
         ) from e
+    if options.log_dir is None:  # of a session that started, nobody will want it afterwards
+        atexit.register(shutil.rmtree, log_dir, ignore_errors=True)
     if not options.master.startswith("local[") and options.master != "local":
         spark.sparkContext.addPyFile(str(_zip_package(log_dir)))
     return spark
