@@ -6,6 +6,7 @@ their own to the JVM: so it costs no start of one.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sqlite3
@@ -99,6 +100,7 @@ def start(
     mark = place.directory / f"leader-{number}.mark"
     if pid := os.fork():
         return Leader(pid, said, mark)
+    gc.freeze()  # what other tests have left behind is not for this process to destroy
 
     def hit(name: str) -> None:
         nonlocal freeze_at
