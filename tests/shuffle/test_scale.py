@@ -165,7 +165,9 @@ async def test_what_the_driver_holds_does_not_depend_on_the_number_of_rows(tmp_p
             finally:
                 await session.close()
         assert checkpoint.documents == 150 * rows
-    assert held[0] == held[1] > 150
+    few, many = held
+    assert abs(many - few) <= 10, "but for what a task of the event loop happens to hold"
+    assert few > 150
 
 
 def objects_of(*roots: object) -> int:

@@ -16,6 +16,7 @@ DECLARED_IN = (
     "penstock.journal.upkeep",
     "penstock.shuffle.log",
     "penstock.connectors.postgres",
+    "penstock.connectors.postgres_rows",
     "penstock.connectors.sqlite",
     "penstock.runtime.materialize.leader",
 )
