@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.journal.state import AckRecord, Fragment
@@ -611,6 +611,7 @@ def test_85_fold_equals_rows_errors_included(texts: list[str], data: st.DataObje
     st.lists(st.lists(st.integers(1, 3), max_size=4), max_size=4),
     st.integers(0, 6),
 )
+@example(["p1:O2 p1:C3 p2:C2"], [[1]], 0)
 def test_30_frontier_invariant_resuming_at_any_cut_delivers_everything_once(
     texts: list[str], sessions: list[list[int]], sealed: int
 ) -> None:

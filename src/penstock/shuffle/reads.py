@@ -310,7 +310,9 @@ class Fold:
             self._take_ack(record)
         else:
             for run in record.runs:
-                self._take_run(record, run)
+                # Reading may resume within a record: runs before that place were taken then.
+                if record.begin + run.last_offset >= self.position:
+                    self._take_run(record, run)
         self.bytes += bytes_after(record, self.position)
         self.position = record.end
         if goals := self._read.goals:
