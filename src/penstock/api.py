@@ -17,12 +17,12 @@ import asyncio
 import io
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from penstock import wall_clock
 from penstock.batch import TaskRun, make_world, materializations, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
@@ -39,7 +39,7 @@ from penstock.journal.journals import Journal, Journals
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import LabelSelector
-from penstock.model.clock import Clock, Producer, from_unix
+from penstock.model.clock import Producer
 from penstock.model.schema import compiled
 from penstock.model.spec import CollectionSpec
 from penstock.settings import Settings
@@ -203,7 +203,7 @@ class Penstock:
             self._schemas,
             [Mapped(spec=spec)],
             producer=Producer.from_random(os.urandom(6)),
-            now=_now,
+            now=wall_clock.now,
         )
         intake = Intake(compiled(spec.write_schema.text), salt=salt)
         try:
@@ -242,8 +242,3 @@ def _lines(documents: Iterable[Mapping[str, Any]]) -> bytes:
         )
     except (TypeError, ValueError) as error:
         raise UserError("nothing was appended: a document is not JSON", why=str(error)) from None
-
-
-def _now() -> Clock:
-    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
-    return from_unix(seconds, nanos)

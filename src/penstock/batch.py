@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from penstock import wall_clock
 from penstock.connectors.builtin import materialization
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import PenstockError, UserError
@@ -17,7 +18,6 @@ from penstock.journal.blobs import open_blobs
 from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
-from penstock.model.clock import from_unix
 from penstock.model.spec import Catalog, MaterializationSpec
 from penstock.runtime.materialize.build import Built, build
 from penstock.runtime.materialize.leader import Control, World
@@ -100,7 +100,7 @@ def make_world(settings: Settings, store: Consensus) -> World:
             journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)
         ),
         spark=lambda: open_spark(options),
-        now=lambda: from_unix(*divmod(time.time_ns(), 1_000_000_000)),
+        now=wall_clock.now,
         entropy=os.urandom,
         between=(settings.data / "between").resolve().as_uri(),
     )

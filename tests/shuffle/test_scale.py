@@ -21,7 +21,6 @@ from penstock.bench.stock import (
     Sums,
     collection,
     fill,
-    now,
     read_to_the_end,
     write,
 )
@@ -33,6 +32,7 @@ from penstock.model.routing import split_shards
 from penstock.shuffle.binding import ad_hoc_bindings
 from penstock.shuffle.session import Session
 from penstock.shuffle.state import Options, Round
+from penstock.wall_clock import now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -34,7 +34,6 @@ from penstock.bench.stock import (
     Stock,
     Sums,
     collection,
-    now,
     read_to_the_end,
     staged,
     write,
@@ -49,6 +48,7 @@ from penstock.model.routing import split_shards
 from penstock.shuffle.binding import ad_hoc_bindings
 from penstock.shuffle.session import Session
 from penstock.shuffle.state import Options
+from penstock.wall_clock import now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from penstock import wall_clock
 from penstock.bench.frame import Bench, Goal, Report, Result, seconds_of
 from penstock.catalog import desired
 from penstock.consensus.open import open_consensus
@@ -40,7 +41,7 @@ from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.reader import CollectionReader, Start
 from penstock.journal.schemas import Schemas, layout
 from penstock.journal.state import AckRecord
-from penstock.model.clock import Clock, Producer, from_unix
+from penstock.model.clock import Clock, Producer
 from penstock.model.spec import Catalog, CollectionSpec, Fragments, Frozen
 from penstock.native.arrow import to_arrow
 from penstock.native.types import arrow_schema
@@ -100,7 +101,7 @@ class _World:
             self.schemas,
             [Mapped(spec=spec)],
             producer=Producer.from_random(os.urandom(6)),
-            now=_now,
+            now=wall_clock.now,
         )
 
 
@@ -124,11 +125,6 @@ async def _world(data: Path) -> AsyncIterator[_World]:
         yield _World(journals=Journals(store), blobs=blobs, schemas=Schemas(store))
     finally:
         await store.close()
-
-
-def _now() -> Clock:
-    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
-    return from_unix(seconds, nanos)
 
 
 def _collection(name: str, length_bytes: int | None = None) -> CollectionSpec:

@@ -40,7 +40,6 @@ from penstock.bench.stock import (
     Sums,
     collection,
     fill,
-    now,
     read_to_the_end,
     staged,
 )
@@ -55,6 +54,7 @@ from penstock.model.runs import Run
 from penstock.model.spec import CollectionSpec, fingerprint
 from penstock.shuffle.binding import ad_hoc_bindings
 from penstock.shuffle.session import Session
+from penstock.wall_clock import now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,11 +231,6 @@ def staged(data: Path, blobs: BlobStore | None = None) -> Iterator[tuple[Stage, 
             yield here, loop
         finally:
             loop.run(stage.__aexit__(None, None, None))
-
-
-def now() -> Clock:
-    """The time."""
-    return from_unix(*divmod(time.time_ns(), 1_000_000_000))
 
 
 async def fill(here: Stage, spec: CollectionSpec, stock: Stock) -> Sums:

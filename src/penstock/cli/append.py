@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.journal.journals import Journals
     from penstock.journal.publisher import Publisher
     from penstock.journal.transaction import Intents
-    from penstock.model.clock import Clock
     from penstock.model.spec import Catalog
 
 REFUSALS_SHOWN: Final = 20
@@ -92,6 +90,7 @@ class Result:
 async def _append(
     settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
 ) -> Result:
+    from penstock import wall_clock
     from penstock.catalog.intake import Intake
     from penstock.catalog.lookup import find_collection, salt_of
     from penstock.journal.blobs import open_blobs
@@ -113,7 +112,7 @@ async def _append(
             Schemas(store),
             [Mapped(spec=spec)],
             producer=Producer.from_random(os.urandom(6)),
-            now=_now,
+            now=wall_clock.now,
         )
         refusals = Refusals(skip=skip_invalid)
         try:
@@ -236,13 +235,6 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
         given = load_catalog(settings.catalog, environ=None)
         await desired.apply(store, given, check=fits_documents(store))
     return await desired.load(store)
-
-
-def _now() -> Clock:
-    from penstock.model.clock import from_unix
-
-    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
-    return from_unix(seconds, nanos)
 
 
 async def _revision(journals: Journals, intents: Intents) -> int | None:

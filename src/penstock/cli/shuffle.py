@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -122,6 +121,7 @@ async def _shuffle(
     ad_hoc: bool,
     limit: int | None,
 ) -> None:
+    from penstock import wall_clock
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.planning import Planner
@@ -140,7 +140,7 @@ async def _shuffle(
             journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)
         )
         with _spark(settings) if count else contextlib.nullcontext() as spark:
-            session = await Session.open(planner, bindings, routing=routing, now=_now)
+            session = await Session.open(planner, bindings, routing=routing, now=wall_clock.now)
             try:
                 counting = None
                 if spark is not None:
@@ -181,12 +181,6 @@ def _announce(name: str, bindings: Sequence[Binding], routing: Routing) -> None:
         return
     sources = ", ".join(dict.fromkeys(binding.collection.name for binding in bindings))
     stderr.print(f"{name} reads {sources} for {_some(len(routing.shards), 'shard')}", markup=False)
-
-
-def _now() -> Clock:
-    from penstock.model.clock import from_unix
-
-    return from_unix(*divmod(time.time_ns(), 1_000_000_000))
 
 
 # ------------------------------------------------------------------------------------ checkpoints

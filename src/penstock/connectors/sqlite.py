@@ -259,11 +259,7 @@ class SqliteSession:
         self._stack = contextlib.ExitStack()
         self._connection = self._stack.enter_context(database.connect())
         with _explained(database.path):
-            _raise_fence(self._connection, task.name, epoch, database.path)
-            row = self._connection.execute(
-                f"SELECT checkpoint FROM {CHECKPOINTS} WHERE task = ?", (task.name,)
-            ).fetchone()
-        self.checkpoint: bytes | None = row[0]
+            self.checkpoint = _raise_fence(self._connection, task.name, epoch, database.path)
         self._file = database.identity()
         self.workers = SqliteWorkers(database, self._targets)
 
@@ -370,19 +366,25 @@ def _insert(target: Target) -> str:
     return insert if target.delta_updates else f"{insert} {sql.on_conflict(target, _DIALECT)}"
 
 
-def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: str) -> None:
+def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: str) -> bytes | None:
+    """Keep older sessions out, and read the checkpoint in the same statement.
+
+    Read any later, it could be a successor's, and look like nobody's.
+    """
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {CHECKPOINTS} (task TEXT PRIMARY KEY, "
         "fence INTEGER NOT NULL, checkpoint BLOB, updated_at TEXT) STRICT"
     )
-    connection.execute(
+    fence, checkpoint = connection.execute(
         f"INSERT INTO {CHECKPOINTS} (task, fence) VALUES (?, ?) "
-        "ON CONFLICT (task) DO UPDATE SET fence = max(fence, excluded.fence)",
+        "ON CONFLICT (task) DO UPDATE SET fence = max(fence, excluded.fence) "
+        "RETURNING fence, checkpoint",
         (task, epoch),
-    )
-    row = connection.execute(f"SELECT fence FROM {CHECKPOINTS} WHERE task = ?", (task,)).fetchone()
-    if row[0] != epoch:
+    ).fetchall()[0]
+    if fence != epoch:
         raise _fenced(task, epoch, path)
+    stored: bytes | None = checkpoint
+    return stored
 
 
 def _fenced(task: str, epoch: int, path: str) -> FencedEndpoint:

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
 from penstock.consensus.committer.address import CommitterAddress
+from penstock.consensus.committer.channel import authorization, open_channel
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.errors import Bug, PenstockError, Unavailable, UserError
 from penstock.journal.state import JournalState
@@ -31,6 +31,9 @@ log = logging.getLogger("penstock.shuffle")
 _CLOSE_S: Final = 10.0
 """How long the service may take to tear the session down, until it is left to do so alone."""
 
+_CHANNEL_OPTIONS: Final = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+"""A channel of its own, so that closing one session does not depend on another."""
+
 _Call = aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 
@@ -42,6 +45,11 @@ class RemoteBinding:
     collection: str
     read_suffix: str
     priority: int
+
+    @property
+    def state_key(self) -> str:
+        """As `Binding.state_key`."""
+        return self.read_suffix.rpartition("/")[2]
 
 
 class RemoteSession:
@@ -71,11 +79,11 @@ class RemoteSession:
         `url` is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
         """
         address = CommitterAddress.parse(url)
-        session = cls(url, _channel(address))
+        session = cls(url, open_channel(address, _CHANNEL_OPTIONS))
         try:
             for request in wire.open_requests(name, shards, resume):
                 session._requests.put_nowait(request)
-            call = session._call(_metadata(address))
+            call = session._call(authorization(address))
             session._reading = asyncio.create_task(session._read(call), name="remote session")
             await session._handover.until(lambda: session._opened)
         except BaseException:
@@ -206,31 +214,3 @@ def _lost(error: aio.AioRpcError, url: str) -> PenstockError:
                 why=details,
                 fix="open another session, with the frontier that was stored last",
             )
-
-
-def _channel(address: CommitterAddress) -> aio.Channel:
-    options = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-    if not address.tls:
-        return aio.insecure_channel(address.target, options=options)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=_contents(address.ca),
-        private_key=_contents(address.key),
-        certificate_chain=_contents(address.cert),
-    )
-    return aio.secure_channel(address.target, credentials, options=options)
-
-
-def _metadata(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
-    token = _contents(address.token_file)
-    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
-
-
-def _contents(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
-        ) from error

@@ -22,7 +22,6 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -31,6 +30,7 @@ from penstock.consensus.backend import LivePage
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.address import CommitterAddress, is_own_listener
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.consensus.committer.channel import authorization, open_channel
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
@@ -60,7 +60,7 @@ from penstock.consensus.store import (
     check_revision,
     check_seqno,
 )
-from penstock.errors import UsageError, UserError
+from penstock.errors import UsageError
 from penstock.servicekit.logs import fields
 from penstock.servicekit.secrets import mask_url
 
@@ -427,29 +427,11 @@ class RpcConsensus:
         self._check_open()
         if self._channel is None:
             log.info(f"Connecting to persistd: {self.url}")  # noqa: G004 - a line people grep for
-            if self._address.tls:
-                self._channel = aio.secure_channel(
-                    self._address.target, self._credentials(), options=_CHANNEL_OPTIONS
-                )
-            else:
-                self._channel = aio.insecure_channel(self._address.target, options=_CHANNEL_OPTIONS)
+            self._channel = open_channel(self._address, _CHANNEL_OPTIONS)
         return self._channel
 
-    def _credentials(self) -> grpc.ChannelCredentials:
-        address = self._address
-        return grpc.ssl_channel_credentials(
-            root_certificates=_contents(address.ca),
-            private_key=_contents(address.key),
-            certificate_chain=_contents(address.cert),
-        )
-
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        metadata = ((wire.CLIENT_METADATA, self._client_id),)
-        if self._address.token_file is None:
-            return metadata
-        # Read at every use: tokens are rotated by replacing the file.
-        token = (_contents(self._address.token_file) or b"").decode().strip()
-        return (*metadata, ("authorization", f"Bearer {token}"))
+        return ((wire.CLIENT_METADATA, self._client_id), *authorization(self._address))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -472,14 +454,3 @@ def _refusal(key: str, new: VersionedData) -> ConsensusError | None:
     except Determinate as error:
         return error
     return None
-
-
-def _contents(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
-        ) from error

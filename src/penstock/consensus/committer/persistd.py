@@ -28,6 +28,7 @@ from penstock.consensus.committer.address import (
 )
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.consensus.committer.channel import server_credentials
 from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
@@ -143,7 +144,7 @@ class Persistd:
             ),
         )
         tokens = None if options.token_file is None else _open_tokens(options.token_file)
-        credentials = _credentials(options)
+        credentials = server_credentials(options.tls_cert, options.tls_key, options.tls_client_ca)
         async with self._admin() as admin:
             try:
                 backend = await self._patiently(self._open_backend)
@@ -303,42 +304,3 @@ def _open_tokens(path: Path) -> TokenFile:
         return TokenFile(path)
     except OSError as error:
         raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
-
-
-def _credentials(options: PersistdOptions) -> grpc.ServerCredentials | None:
-    """TLS, with certificates that are read again when their files change."""
-    cert, key, ca = options.tls_cert, options.tls_key, options.tls_client_ca
-    if cert is None or key is None:
-        return None
-    files = [path for path in (cert, key, ca) if path is not None]
-
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [(key.read_bytes(), cert.read_bytes())],
-            root_certificates=None if ca is None else ca.read_bytes(),
-        )
-
-    def stamps() -> list[int]:
-        return [path.stat().st_mtime_ns for path in files]
-
-    try:
-        seen = stamps()
-        current = configuration()
-    except OSError as error:
-        raise UsageError(f"cannot read {error.filename}", why=error.strerror) from error
-
-    def newest() -> grpc.ServerCertificateConfiguration:
-        """Asked before each handshake, on a thread of gRPC's."""
-        nonlocal seen, current
-        try:
-            now = stamps()
-            if now != seen:
-                seen, current = now, configuration()
-                log.info("certificates reloaded")
-        except OSError as error:
-            log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
-        return current
-
-    return grpc.dynamic_ssl_server_credentials(
-        current, newest, require_client_authentication=ca is not None
-    )

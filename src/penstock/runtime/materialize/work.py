@@ -124,7 +124,8 @@ class Jobs:
         self._planner = planner
         self._start_spark = spark
         self._epoch = epoch
-        self._between = between
+        self._left = f"{between.rstrip('/')}/{built.name.encode().hex()}"
+        """Where jobs leave something to the next: a directory for each session."""
         self._shards = built.runtime.shards
         self._slice: Slice | None = None
         self._targets = {each.binding.index: each for each in built.targets}
@@ -216,11 +217,9 @@ class Jobs:
         """Remove what jobs of a transaction have left to each other."""
         if not transaction.paths:
             return
-        jvm: Any = self._spark._jvm  # noqa: SLF001 - pyspark shows file systems nowhere else
         for path in transaction.paths:
-            where = jvm.org.apache.hadoop.fs.Path(path)
-            hadoop = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-            where.getFileSystem(hadoop).delete(where, True)
+            files, where = _hadoop(self._spark, path)
+            files.delete(where, True)
 
     # ----------------------------------------------------------------------------------- the jobs
 
@@ -338,14 +337,22 @@ class Jobs:
         )
 
     def _path(self, transaction: Transaction, what: str, attempt: int) -> str:
-        name = f"{self._built.name.encode().hex()}-{self._epoch}-{transaction.opened:x}"
-        return f"{self._between.rstrip('/')}/{name}-{what}-{attempt}"
+        return f"{self._left}/{self._epoch}/{transaction.opened:x}-{what}-{attempt}"
 
     async def _open(self) -> tuple[SparkSession, Slice]:
         from penstock.shuffle.slice import Slice
 
         spark = await asyncio.to_thread(self._start_spark)
+        await asyncio.to_thread(self._sweep, spark)
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))
+
+    def _sweep(self, spark: SparkSession) -> None:
+        """Remove what jobs of earlier sessions have left to others, and nobody will ask for."""
+        files, where = _hadoop(spark, self._left)
+        if files.exists(where):
+            for found in files.listStatus(where):
+                if found.getPath().getName() != str(self._epoch):
+                    files.delete(found.getPath(), True)
 
     async def _in_spark(self, transaction: Transaction, work: Callable[[], T]) -> T:
         """Run `work` in a thread, and count its jobs; if cancelled, end them before going on."""
@@ -450,6 +457,14 @@ def _refusals() -> tuple[type[Exception], ...]:
     from penstock.runtime.jobs import Refused
 
     return UnreadableDocument, Refused
+
+
+def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """The file system that a path lies in, and the path as it calls it."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark shows file systems nowhere else
+    where = jvm.org.apache.hadoop.fs.Path(path)
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+    return where.getFileSystem(configuration), where
 
 
 def _job_failures() -> tuple[type[Exception], ...]:

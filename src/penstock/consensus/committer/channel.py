@@ -1,0 +1,88 @@
+"""Both ends of a gRPC connection: certificates and tokens, from the files that name them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.consensus.committer.address import CommitterAddress
+from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.errors import UsageError, UserError
+from penstock.servicekit.logs import fields
+
+log = logging.getLogger("penstock.consensus.committer")
+
+# ------------------------------------------------------------------------------------- the client
+
+
+def open_channel(address: CommitterAddress, options: Sequence[tuple[str, int]]) -> aio.Channel:
+    """A channel on the running loop: one made elsewhere would be bound elsewhere."""
+    if not address.tls:
+        return aio.insecure_channel(address.target, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_contents(address.ca),
+        private_key=_contents(address.key),
+        certificate_chain=_contents(address.cert),
+    )
+    return aio.secure_channel(address.target, credentials, options=options)
+
+
+def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
+    """What to send with a call; read at every use, as tokens are rotated by replacing the file."""
+    token = _contents(address.token_file)
+    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
+
+
+def _contents(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------- the server
+
+
+def server_credentials(
+    cert: Path | None, key: Path | None, client_ca: Path | None
+) -> grpc.ServerCredentials | None:
+    """TLS, with certificates that are read again when their files change; None without any."""
+    if cert is None or key is None:
+        return None
+    files = [path for path in (cert, key, client_ca) if path is not None]
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(key.read_bytes(), cert.read_bytes())],
+            root_certificates=None if client_ca is None else client_ca.read_bytes(),
+        )
+
+    def stamps() -> list[int]:
+        return [path.stat().st_mtime_ns for path in files]
+
+    try:
+        seen = stamps()
+        current = configuration()
+    except OSError as error:
+        raise UsageError(f"cannot read {error.filename}", why=error.strerror) from error
+
+    def newest() -> grpc.ServerCertificateConfiguration:
+        """Asked before each handshake, on a thread of gRPC's."""
+        nonlocal seen, current
+        try:
+            now = stamps()
+            if now != seen:
+                seen, current = now, configuration()
+                log.info("certificates reloaded")
+        except OSError as error:
+            log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
+        return current
+
+    return grpc.dynamic_ssl_server_credentials(
+        current, newest, require_client_authentication=client_ca is not None
+    )
