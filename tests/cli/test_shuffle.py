@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from cli.documents import jsonl
 from journal.publishing import ORDERS, batch, world
+from penstock import wall_clock
 from penstock.cli import shuffle as command
 from penstock.cli.main import app
 from penstock.journal.planning import Planner
@@ -270,7 +271,7 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
             Planner(journals=here.journals, blobs=here.blobs, schemas=here.schemas),
             bindings,
             routing=split_shards(2),
-            now=command._now,
+            now=wall_clock.now,
         )
         printed = command._Printed(as_json=False)
         checkpoints = command._checkpoints(session, command._head(session.states.values()))

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import failpoints
+from penstock import failpoints, wall_clock
 from penstock.batch import make_world, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
@@ -34,7 +34,7 @@ from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.reader import CollectionReader
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
-from penstock.model.clock import Producer, from_unix
+from penstock.model.clock import Producer
 from penstock.native.arrow import to_arrow
 from penstock.runtime.materialize import work
 from penstock.runtime.ops import STATS
@@ -175,7 +175,7 @@ class Deployment:
                     Schemas(store),
                     [Mapped(spec=spec) for spec in specs if spec is not None],
                     producer=Producer.from_random(os.urandom(6)),
-                    now=_now,
+                    now=wall_clock.now,
                 )
                 for index, some in enumerate(docs.values()):
                     spec = specs[index]
@@ -249,12 +249,6 @@ class Deployment:
 
         asyncio.run(read())
         return found
-
-
-def _now() -> Any:  # noqa: ANN401
-    import time
-
-    return from_unix(*divmod(time.time_ns(), 1_000_000_000))
 
 
 def sqlite_rows(path: Path, collection: str) -> dict[int, Document]:

@@ -453,12 +453,13 @@ def test_the_next_transaction_is_gathered_while_the_last_one_is_applied(
     asyncio.run(run())
     assert jobs[1:] == [2], "it took two: to gather, and to load and stage"
     assert stored_in(views, "accounts") == as_documents(accounts(0, 60))
-    assert not list((place.settings.data / "between").glob("*")), "nothing is left between jobs"
+    left = (place.settings.data / "between").rglob("*")
+    assert not [path for path in left if path.is_file()], "nothing is left between jobs"
 
 
 def gathered(place: Place) -> bool:
     """Whether what a job gathered is complete; it is removed when its transaction commits."""
-    return any((place.settings.data / "between").glob("*-gathered-*/_SUCCESS"))
+    return any((place.settings.data / "between").rglob("*-gathered-*/_SUCCESS"))
 
 
 async def supervised(
