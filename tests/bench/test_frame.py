@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.bench import frame
-from penstock.bench.frame import Bench, Goal, Report, Result, Samples, seconds_of
+from penstock.bench.frame import Bench, Goal, Listed, Report, Result, Samples, seconds_of
 from penstock.cli.bench import bench
 from penstock.cli.frame import register
 from penstock.errors import UsageError
@@ -136,9 +136,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     workload = ModuleType("fast_workload")
     workload.run = lambda bench: (bench.say("measuring"), REPORT)[1]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, workload.__name__, workload)
-    monkeypatch.setattr(
-        frame, "WORKLOADS", {"fast": "fast_workload:run", "again": "fast_workload:run"}
-    )
+    listed = Listed("fast_workload:run", "nothing that takes time")
+    monkeypatch.setattr(frame, "WORKLOADS", {"fast": listed, "again": listed})
     app = typer.Typer()
     register(app, bench)
     return app

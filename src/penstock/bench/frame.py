@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Group
@@ -33,15 +34,56 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import RenderableType
 
-WORKLOADS: Mapping[str, str] = {
-    "model": "penstock.bench.model:run",
-    "consensus": "penstock.bench.consensus:run",
-    "journal": "penstock.bench.journal:run",
-    "shuffle": "penstock.bench.shuffle:run",
-}
-
 REPETITIONS = 7
 REPETITIONS_QUICK = 5
+
+OURS = "Penstock"
+"""What our own bar or line is called in every chart."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listed:
+    """A workload as it is listed: where its function is, and a line for who chooses.
+
+    The line stands here and not in the module, because to list workloads must import none.
+    """
+
+    place: str
+    about: str
+
+
+WORKLOADS: Mapping[str, Listed] = {
+    "model": Listed(
+        "penstock.bench.model:run", "frontiers, packed keys and reductions, beside plain code"
+    ),
+    "consensus": Listed(
+        "penstock.bench.consensus:run", "many clients on one committer, beside a connection each"
+    ),
+    "journal": Listed(
+        "penstock.bench.journal:run", "appends, scans, latency and listings, beside plain Parquet"
+    ),
+    "shuffle": Listed(
+        "penstock.bench.shuffle:run", "what journals, fragments, memory and shards cost"
+    ),
+    "materialize": Listed(
+        "penstock.bench.materialize:run",
+        "events to PostgreSQL and SQLite, beside Structured Streaming and others",
+    ),
+    "latency": Listed(
+        "penstock.bench.latency:run",
+        "from append to visible in PostgreSQL, beside Structured Streaming",
+    ),
+    "crash": Listed(
+        "penstock.bench.crash:run", "wrong rows after kill -9, beside Structured Streaming"
+    ),
+    "consistency": Listed(
+        "penstock.bench.consistency:run",
+        "reads of two tables that see half a transaction, beside Structured Streaming",
+    ),
+    "scale": Listed(
+        "penstock.bench.scale:run", "what more documents, journals, tasks and history cost"
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +110,37 @@ class Goal:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Figures of the same unit as horizontal bars; ours is the one called `OURS`."""
+
+    name: str
+    """Part of a file's name: lower case, words joined by hyphens, unique in its report."""
+    title: str
+    unit: str
+    bars: tuple[tuple[str, float], ...]
+    note: str = ""
+    """A sentence below the bars, such as which way is better."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Figures that depend on something, a line per series; ours is the one called `OURS`."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a workload found."""
 
     results: tuple[Result, ...]
     goals: tuple[Goal, ...] = ()
+    charts: tuple[Chart | Lines, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +167,9 @@ class Bench:
     engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     say: Callable[[str], None] = lambda _: None
     """Tells people what is being measured; a benchmark that is silent for a minute looks dead."""
+    peers: Path | None = None
+    """The Python that has the peers installed. Without one, a workload leaves out those that need
+    it, and the goals that compare with them, and says so."""
     _spark: SparkSession | None = dataclasses.field(default=None, init=False)
 
     def size(self, *, full: int, quick: int) -> int:
@@ -119,13 +190,19 @@ class Bench:
             self._spark = None
 
     def interleave(
-        self, what: str, peers: Mapping[str, Callable[[], float]], *, warmups: int = 1
+        self,
+        what: str,
+        peers: Mapping[str, Callable[[], float]],
+        *,
+        warmups: int = 1,
+        rounds: int | None = None,
     ) -> Samples:
         """Let peers take turns, each returning one figure; the first rounds only warm up.
 
         The order turns with each round, so that nobody always runs after the same neighbour.
+        `rounds` is for work so long that the usual number of them would take an hour.
         """
-        rounds = REPETITIONS_QUICK if self.quick else REPETITIONS
+        rounds = rounds or (REPETITIONS_QUICK if self.quick else REPETITIONS)
         names = list(peers)
         taken: dict[str, list[float]] = {name: [] for name in names}
         for number in range(-warmups, rounds):
@@ -169,8 +246,8 @@ def find_workloads(names: Iterable[str]) -> dict[str, Workload]:
     return {name: _load(WORKLOADS[name]) for name in chosen}
 
 
-def _load(place: str) -> Workload:
-    module, _, function = place.partition(":")
+def _load(listed: Listed) -> Workload:
+    module, _, function = listed.place.partition(":")
     workload: Workload = getattr(importlib.import_module(module), function)
     return workload
 
