@@ -1,5 +1,6 @@
-# `make` lists the targets. Each does the set-up it needs; nothing outside .venv is touched, except
-# that a missing Java (and, for tests, PostgreSQL) is installed with apt where that is allowed.
+# `make` lists the targets. Each does the set-up it needs; nothing outside .venv and .venv-peers is
+# touched, except that a missing Java (and, for tests, PostgreSQL) is installed with apt where that
+# is allowed.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -8,6 +9,7 @@ export PYTHON
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PEERS := src/penstock/bench/peers/requirements.txt
 JOBS ?= 2
 
 .PHONY: help setup demo test lint fix bench chaos proto clean
@@ -28,6 +30,18 @@ help: ## list the targets
 	@$(PIP) install -e '.[dev]'
 	@touch $@
 
+.venv/bench: .venv/runtime
+	@echo "installing what draws charts into .venv" >&2
+	@$(PIP) install -e '.[bench]'
+	@touch $@
+
+# What Penstock is compared with has a venv of its own, and is no dependency.
+.venv-peers/installed: $(PEERS) | .venv/runtime
+	@echo "installing the peers of the benchmarks into .venv-peers" >&2
+	@$(BIN)/python -m venv .venv-peers
+	@.venv-peers/bin/pip --disable-pip-version-check --quiet install -r $(PEERS)
+	@touch $@
+
 setup: .venv/runtime ## install everything; the command is then .venv/bin/penstock
 	@scripts/ensure-java
 
@@ -36,9 +50,9 @@ setup: .venv/runtime ## install everything; the command is then .venv/bin/pensto
 demo: setup ## run the demo: sample documents, through collections, into tables
 	@$(BIN)/penstock demo demo
 
-bench: setup ## run the benchmarks (QUICK=1: a minute or two each)
+bench: setup .venv/bench .venv-peers/installed ## run the benchmarks (QUICK=1: a minute or two each; ONLY="latency crash")
 	@scripts/ensure-postgres
-	@$(BIN)/penstock bench $(if $(QUICK),--quick)
+	@$(BIN)/penstock bench $(ONLY) $(if $(QUICK),--quick) --peers .venv-peers/bin/python
 
 # --- develop ---------------------------------------------------------------------------------
 
@@ -64,5 +78,5 @@ chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connecti
 proto: .venv/dev ## generate the protocol code
 	@$(BIN)/python scripts/generate_protocols.py
 
-clean: ## remove .venv and what runs left behind
-	@rm -rf .venv demo .penstock build dist
+clean: ## remove .venv, .venv-peers and what runs left behind
+	@rm -rf .venv .venv-peers demo .penstock build dist

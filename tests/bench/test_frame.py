@@ -1,34 +1,14 @@
-"""The frame of benchmarks: fair turns, honest figures, the published JSON."""
+"""The frame of benchmarks: fair turns, honest figures."""
 
 from __future__ import annotations
 
-import json
-import platform
-import sys
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
-import typer
-from rich.console import Console
-from typer.testing import CliRunner
 
 from penstock.bench import frame
-from penstock.bench.frame import Bench, Goal, Listed, Report, Result, Samples, seconds_of
-from penstock.cli.bench import bench
-from penstock.cli.frame import register
+from penstock.bench.frame import Bench, Goal, Samples, seconds_of
 from penstock.errors import UsageError
-
-REPORT = Report(
-    results=(
-        Result(name="[keys] packed", value=1_234_567.8, unit="keys/s"),
-        Result(name="reduce", value=0.01234, unit="s"),
-    ),
-    goals=(
-        Goal(name="native against Python", measured=2.5, goal=1.0),
-        Goal(name="compiled against written", measured=0.8999, goal=0.9),
-    ),
-)
 
 
 def test_peers_take_turns_and_warm_ups_do_not_count() -> None:
@@ -55,6 +35,7 @@ def test_a_full_run_has_more_rounds_and_larger_sizes() -> None:
     peers = {"only": lambda: 1.0}
     rounds = [len(run.interleave("x", peers).by_peer["only"]) for run in (full, quick)]
     assert rounds == [7, 5]
+    assert len(full.interleave("x", peers, rounds=3).by_peer["only"]) == 3
     assert (full.size(full=10, quick=1), quick.size(full=10, quick=1)) == (10, 1)
 
 
@@ -80,43 +61,23 @@ def test_a_goal_is_a_least_ratio(measured: float, holds: bool) -> None:
     assert Goal(name="g", measured=measured, goal=0.9).holds is holds
 
 
-def test_json_has_exactly_the_published_members() -> None:
-    shown = json.loads(json.dumps(frame.as_json("model", REPORT)))
-    assert shown.pop("machine") == frame.machine()
-    assert shown == {
-        "workload": "model",
-        "results": [
-            {"name": "[keys] packed", "value": 1234567.8, "unit": "keys/s"},
-            {"name": "reduce", "value": 0.01234, "unit": "s"},
-        ],
-        "goals": [
-            {"name": "native against Python", "measured": 2.5, "goal": 1.0, "holds": True},
-            {"name": "compiled against written", "measured": 0.8999, "goal": 0.9, "holds": False},
-        ],
-    }
-
-
-def test_the_machine_is_described_and_not_named() -> None:
-    described = frame.machine()
-    assert set(described) == {"cores", "memory_gib", "platform", "python", "spark"}
-    assert platform.node() not in map(str, described.values())
-    assert not any("/" in str(value) for value in described.values())
-
-
-def test_the_table_shows_every_figure_and_every_goal() -> None:
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(frame.as_table("model", REPORT))
-    rows = [" ".join(line.split()) for line in shown.get().replace("│", " ").splitlines()]
-    assert "[keys] packed 1,234,568 keys/s" in rows
-    assert "reduce 0.01234 s" in rows
-    assert "native against Python 2.5 1 yes" in rows
-    assert "compiled against written 0.8999 0.9 no" in rows
-
-
 @pytest.mark.parametrize("name", frame.WORKLOADS)
 def test_every_listed_workload_can_be_imported(name: str) -> None:
-    assert callable(frame.find_workloads([name])[name])
+    assert callable(frame.load(name))
+
+
+@pytest.mark.parametrize("about", [listed.about for listed in frame.WORKLOADS.values()])
+def test_every_workload_says_in_a_line_what_it_measures(about: str) -> None:
+    assert about.strip()
+    assert len(about) < 80
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [((), list(frame.WORKLOADS)), (("shuffle", "model", "shuffle"), ["shuffle", "model"])],
+)
+def test_workloads_are_chosen_by_name(names: tuple[str, ...], chosen: list[str]) -> None:
+    assert frame.choose(names) == chosen
 
 
 @pytest.mark.parametrize(
@@ -125,40 +86,20 @@ def test_every_listed_workload_can_be_imported(name: str) -> None:
 )
 def test_an_unknown_workload_is_a_usage_error(name: str, fix: str) -> None:
     with pytest.raises(UsageError, match=f'no benchmark is called "{name}"') as refused:
-        frame.find_workloads([name])
+        frame.choose([name])
     assert refused.value.fix is not None
     assert refused.value.fix.startswith(fix)
 
 
-@pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    """The command, with one workload that is fast."""
-    workload = ModuleType("fast_workload")
-    workload.run = lambda bench: (bench.say("measuring"), REPORT)[1]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, workload.__name__, workload)
-    listed = Listed("fast_workload:run", "nothing that takes time")
-    monkeypatch.setattr(frame, "WORKLOADS", {"fast": listed, "again": listed})
-    app = typer.Typer()
-    register(app, bench)
-    return app
-
-
-def test_the_command_prints_one_json_line_per_workload(app: typer.Typer) -> None:
-    ran = CliRunner().invoke(app, ["--json"])
-    assert ran.exit_code == 0
-    assert [json.loads(line)["workload"] for line in ran.stdout.splitlines()] == ["fast", "again"]
-    assert ran.stderr.splitlines() == ["measuring", "measuring"]
-
-
-def test_the_command_prints_tables_for_people(app: typer.Typer) -> None:
-    ran = CliRunner().invoke(app, ["fast"])
-    assert ran.exit_code == 0
-    assert "1,234,568" in ran.stdout
-    assert "cores" in ran.stdout
-
-
-def test_the_command_refuses_unknown_names(app: typer.Typer) -> None:
-    ran = CliRunner().invoke(app, ["fasst"])
-    assert ran.exit_code == 2
-    assert 'did you mean "fast"?' in ran.stderr
-    assert ran.stdout == ""
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (0.0123449, "0.01234"),
+        (999.95, "1000"),
+        (1_234_567.8, "1,234,568"),
+        (-2e3, "-2,000"),
+    ],
+)
+def test_figures_are_shown_as_far_as_they_mean_something(value: float, shown: str) -> None:
+    assert frame.significant(value) == shown

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from penstock.bench.fleet import Fleet, Orders, fleet, wait_until
-from penstock.bench.frame import Bench, Goal, Report, Result, Samples
+from penstock.bench.frame import OURS, Bench, Chart, Goal, Report, Result, Samples
 from penstock.consensus.open import open_consensus
 from penstock.consensus.store import CasResult, Consensus, VersionedData
 from penstock.testing.persistd import Persistd, running_persistd
@@ -64,6 +64,7 @@ def run(bench: Bench) -> Report:
     return Report(
         results=tuple(result for part in parts for result in part.results),
         goals=tuple(goal for part in parts for goal in part.goals),
+        charts=tuple(chart for part in parts for chart in part.charts),
     )
 
 
@@ -118,6 +119,19 @@ def measure_clients(
                 name=f"{what}: persistd / direct, with revisions",
                 measured=taken.ratio("committer", "ordered"),
                 goal=goal,
+            ),
+        ),
+        charts=(
+            Chart(
+                name=f"{processes}x{outstanding}",
+                title=f"{processes} processes, {outstanding} outstanding compare-and-set each",
+                unit="CAS/s",
+                bars=(
+                    (OURS, taken.median("committer")),
+                    ("a direct connection each", taken.median("plain")),
+                    ("the same, with revisions", taken.median("ordered")),
+                ),
+                note="All commit to PostgreSQL with fsync; revisions are what a store must number.",
             ),
         ),
     )

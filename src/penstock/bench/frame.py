@@ -1,4 +1,4 @@
-"""The frame of every benchmark: what a workload is, how peers are measured, what is reported.
+"""The frame of every benchmark: what a workload is, how peers are measured, what it reports.
 
 A workload is a function from a `Bench` to a `Report`. It measures its subject and its peers in the
 same run, interleaved, because a machine's speed drifts: what is compared must have lived through
@@ -14,31 +14,22 @@ import dataclasses
 import difflib
 import gc
 import importlib
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 
 from penstock.engine import EngineOptions, close_spark, open_spark
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from rich.console import RenderableType
 
 REPETITIONS = 7
 REPETITIONS_QUICK = 5
 
 OURS = "Penstock"
-"""What our own bar or line is called in every chart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +102,10 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Figures of the same unit as horizontal bars; ours is the one called `OURS`."""
+    """Figures of the same unit as horizontal bars.
+
+    Ours is the bar called `OURS`; where there are several, their names begin with that and a comma.
+    """
 
     name: str
     """Part of a file's name: lower case, words joined by hyphens, unique in its report."""
@@ -124,7 +118,7 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Figures that depend on something, a line per series; ours is the one called `OURS`."""
+    """Figures that depend on something, a line per series; ours are called as in a `Chart`."""
 
     name: str
     title: str
@@ -185,9 +179,9 @@ class Bench:
 
     def close(self) -> None:
         """End the session, if any workload asked for one."""
-        if self._spark is not None:
+        running, self._spark = self._spark, None
+        if running is not None:
             close_spark()
-            self._spark = None
 
     def interleave(
         self,
@@ -233,8 +227,8 @@ def seconds_of(
     return timed
 
 
-def find_workloads(names: Iterable[str]) -> dict[str, Workload]:
-    """Import the named workloads, or all of them; nothing else is imported."""
+def choose(names: Iterable[str]) -> list[str]:
+    """The named workloads, once each, or all of them."""
     chosen = list(dict.fromkeys(names)) or list(WORKLOADS)
     for name in chosen:
         if name not in WORKLOADS:
@@ -243,58 +237,16 @@ def find_workloads(names: Iterable[str]) -> dict[str, Workload]:
                 f'no benchmark is called "{name}"',
                 fix=f'did you mean "{near[0]}"?' if near else f"known: {', '.join(WORKLOADS)}",
             )
-    return {name: _load(WORKLOADS[name]) for name in chosen}
+    return chosen
 
 
-def _load(listed: Listed) -> Workload:
-    module, _, function = listed.place.partition(":")
+def load(name: str) -> Workload:
+    """Import a workload; no other is imported."""
+    module, _, function = WORKLOADS[name].place.partition(":")
     workload: Workload = getattr(importlib.import_module(module), function)
     return workload
 
 
-def machine() -> dict[str, str | int | float]:
-    """Where figures come from, without saying whose machine it is."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cores": os.cpu_count() or 1,
-        "memory_gib": round(memory_bytes / (1 << 30), 1),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "spark": metadata.version("pyspark"),
-    }
-
-
-def as_json(workload: str, report: Report) -> dict[str, object]:
-    """A report in its published form."""
-    return {
-        "workload": workload,
-        "machine": machine(),
-        "results": [dataclasses.asdict(result) for result in report.results],
-        "goals": [{**dataclasses.asdict(goal), "holds": goal.holds} for goal in report.goals],
-    }
-
-
-def as_table(workload: str, report: Report) -> RenderableType:
-    """A report for people: figures, then goals."""
-    figures = Table("measured", title=workload, title_justify="left", title_style="bold")
-    figures.add_column("value", justify="right")
-    figures.add_column("unit")
-    for result in report.results:
-        figures.add_row(escape(result.name), _significant(result.value), escape(result.unit))
-    if not report.goals:
-        return figures
-    goals = Table("goal", title_justify="left")
-    goals.add_column("measured", justify="right")
-    goals.add_column("at least", justify="right")
-    goals.add_column("holds")
-    for goal in report.goals:
-        holds = "[green]yes[/]" if goal.holds else "[red]no[/]"
-        goals.add_row(
-            escape(goal.name), _significant(goal.measured), _significant(goal.goal), holds
-        )
-    return Group(figures, goals)
-
-
-def _significant(value: float) -> str:
+def significant(value: float) -> str:
     """Four significant digits below a thousand; above it whole numbers, grouped."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from penstock.bench.frame import Bench, Goal, Report, Result, seconds_of
+from penstock.bench.frame import OURS, Bench, Chart, Goal, Report, Result, seconds_of
 from penstock.model import frontier_codec, keys
 from penstock.model.clock import Clock, Producer
 from penstock.model.frontier import Frontier, JournalFrontier
@@ -38,6 +38,7 @@ def run(bench: Bench) -> Report:
     return Report(
         results=tuple(result for part in parts for result in part.results),
         goals=tuple(goal for part in parts for goal in part.goals),
+        charts=tuple(chart for part in parts for chart in part.charts),
     )
 
 
@@ -202,6 +203,7 @@ def measure_reductions(bench: Bench) -> Report:
     }
     results: list[Result] = []
     goals: list[Goal] = []
+    bars: list[tuple[str, float]] = []
     for name, members in _REDUCTIONS.items():
         plan = compile_reduction(CompiledSchema(_schema(members)), ["/customer"])
         compiled = reduce_dataframe(
@@ -223,6 +225,10 @@ def measure_reductions(bench: Bench) -> Report:
             )
             for peer in taken.by_peer
         ]
+        bars += [
+            (f"{OURS}, {name}", count / taken.median("compiled")),
+            (f"groupBy by hand, {name}", count / taken.median("by hand")),
+        ]
         goals.append(
             Goal(
                 name=f"reduce: {name}, compiled against by hand",
@@ -231,7 +237,14 @@ def measure_reductions(bench: Bench) -> Report:
             )
         )
     documents.unpersist()
-    return Report(results=tuple(results), goals=tuple(goals))
+    chart = Chart(
+        name="reductions",
+        title=f"Reduce {count:,} documents to {customers:,} customers",
+        unit="documents/s",
+        bars=tuple(bars),
+        note="What a schema compiles to, and the aggregates that a person would write for it.",
+    )
+    return Report(results=tuple(results), goals=tuple(goals), charts=(chart,))
 
 
 _REDUCTIONS: Final[Mapping[str, Mapping[str, Json]]] = {

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import Annotated
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.frame import stderr, stdout
+from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.tables import Column, print_table
+from penstock.errors import PenstockError, Unavailable, UsageError
 from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.bench.frame import Listed
+
+RESULTS = Path("bench/results")
+PEERS = Path(".venv-peers/bin/python")
 
 
 def bench(
@@ -20,31 +33,107 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Smaller: a minute or two per benchmark.")
     ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
+    ] = RESULTS,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            "--peers",
+            metavar="PYTHON",
+            help=f"Interpreter of the venv that has the peers ({PEERS}, if it is there). "
+            r"\[env: PENSTOCK_BENCH_PEERS]",
+            envvar="PENSTOCK_BENCH_PEERS",
+            show_envvar=False,
+        ),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the benchmarks, and measure nothing.")
+    ] = False,
 ) -> None:
-    """Measure this machine: figures, peers side by side, and goals as ratios.
+    r"""Measure this machine: figures, peers side by side, and goals as ratios.
 
-    With --json, one line per benchmark: {"workload", "machine", "results", "goals"}.
+    Each benchmark prints a table, or with --json a line of JSON, and writes
+    NAME.json and a NAME-CHART.svg per chart below DIR. Charts need matplotlib:
+    pip install 'penstock\[bench]'.
+
+    Peers that are programs of their own are installed by `make bench`, into a
+    venv of their own; without it, they are left out.
+
+    A benchmark that fails does not stop the others, and makes the exit code 1.
+    A goal that is missed is a finding, and does not.
 
     Example: penstock bench model --quick
     """
-    from penstock.bench import frame
+    from penstock.bench import frame, plots, results
     from penstock.engine import EngineOptions
 
-    workloads = frame.find_workloads(names or ())
+    if list_:
+        _print_list(frame.WORKLOADS, as_json=settings.json)
+        return
+    chosen = frame.choose(names or ())
     run = frame.Bench(
         quick=quick,
         engine=EngineOptions(master=settings.master, conf=settings.conf, app_name="penstock-bench"),
         say=lambda text: stderr.print(text, style="dim", markup=False),
+        peers=_find_peers(peers),
     )
-    try:
-        for name, workload in workloads.items():
-            report = workload(run)
-            if settings.json:
-                sys.stdout.write(json.dumps(frame.as_json(name, report)) + "\n")
-                sys.stdout.flush()
-            else:
-                stdout.print(frame.as_table(name, report))
-        if not settings.json:
-            stdout.print(", ".join(f"{k} {v}" for k, v in frame.machine().items()), style="dim")
-    finally:
-        run.close()
+    conditions = results.Conditions.here(quick=quick, peers=run.peers)
+    if not plots.can_draw():
+        run.say(f"charts are left out: matplotlib is not installed ({plots.INSTALL})")
+    failed: list[str] = []
+    for name in chosen:
+        run.say(f"benchmark {name}: {frame.WORKLOADS[name].about}")
+        try:
+            try:
+                report = frame.load(name)(run)
+            finally:
+                run.close()  # figures do not depend on the session of those that came before
+            written = results.write(out, name, report, conditions)
+        except Exception as error:
+            _report_failure(name, error, debug=settings.debug)
+            failed.append(name)
+            continue
+        if settings.json:
+            document = results.as_json(name, report, conditions)
+            sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+        else:
+            stdout.print(results.as_table(name, report))
+        run.say(f"wrote {', '.join(map(str, written))}")
+    if not settings.json:
+        stdout.print(str(conditions), style="dim")
+    if failed:
+        raise Unavailable(
+            f"{len(failed)} of {len(chosen)} benchmarks failed: {', '.join(failed)}",
+            fix=f"to see where: penstock bench {failed[0]} --debug",
+        )
+
+
+def _print_list(workloads: Mapping[str, Listed], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": name, "about": each.about} for name, each in workloads.items()])
+    else:
+        rows = ((name, each.about) for name, each in workloads.items())
+        print_table((Column("name"), Column("what it measures")), rows)
+
+
+def _find_peers(given: Path | None) -> Path | None:
+    """An interpreter as it is named: what its link leads to is outside of the venv."""
+    python = (given or PEERS).absolute()
+    if os.access(python, os.X_OK):
+        return python
+    if given:
+        raise UsageError(
+            "there is no Python for peers",
+            where=str(given),
+            fix=f"give --peers an interpreter, such as {PEERS} after `make bench`",
+        )
+    return None
+
+
+def _report_failure(name: str, error: Exception, *, debug: bool) -> None:
+    text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    stderr.print(f"penstock: benchmark {name} failed: {text}", markup=False)
+    if debug:
+        traceback.print_exception(error)
