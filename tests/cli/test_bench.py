@@ -40,6 +40,21 @@ def buggy(run: Bench) -> Report:
     raise ZeroDivisionError("by nothing")
 
 
+class MuteError(Exception):
+    """As those of Spark whose JVM is gone."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError
+
+
+def mute(run: Bench) -> Report:
+    raise MuteError
+
+
+def wordy(run: Bench) -> Report:
+    raise RuntimeError("An error occurred\n: in Java\n\tat a.b\n\tat c.d\n\tat e.f")
+
+
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
     """The command in an empty directory, with workloads that are fast or fail."""
@@ -47,12 +62,15 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PENSTOCK_BENCH_PEERS", raising=False)
     module = ModuleType("tiny_workloads")
-    module.fast, module.broken, module.buggy = fast, broken, buggy  # type: ignore[attr-defined]
+    for workload in (fast, broken, buggy, mute, wordy):
+        setattr(module, workload.__name__, workload)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     listed = {
         "fast": Listed("tiny_workloads:fast", "nothing that takes time"),
         "broken": Listed("tiny_workloads:broken", "something that is missing"),
         "buggy": Listed("tiny_workloads:buggy", "a mistake of ours"),
+        "mute": Listed("tiny_workloads:mute", "an engine that has gone"),
+        "wordy": Listed("tiny_workloads:wordy", "an engine that says much"),
         "absent": Listed("no_such_module:run", "what cannot be imported"),
         "again": Listed("tiny_workloads:fast", "the same once more"),
     }
@@ -104,7 +122,10 @@ def test_what_fails_is_named_and_the_others_go_on(app: typer.Typer, tmp_path: Pa
     assert "penstock: benchmark broken failed: no engine\n  fix   install one\n" in ran.stderr
     assert "penstock: benchmark buggy failed: ZeroDivisionError: by nothing\n" in ran.stderr
     assert "penstock: benchmark absent failed: ModuleNotFoundError" in ran.stderr
-    assert "penstock: 3 of 5 benchmarks failed: broken, buggy, absent\n" in ran.stderr
+    assert "penstock: benchmark mute failed: MuteError: (it cannot say more)\n" in ran.stderr
+    assert "benchmark wordy failed: RuntimeError: An error occurred\n: in Java\n" in ran.stderr
+    assert "c.d" not in ran.stderr
+    assert "penstock: 5 of 7 benchmarks failed: broken, buggy, mute, wordy, absent\n" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
@@ -123,6 +144,27 @@ def test_a_workload_leaves_no_session_to_the_next(
     assert closed == ["closed"] * 3
 
 
+def test_a_session_that_cannot_be_closed_does_not_stop_the_next(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Bench) -> None:
+        raise ConnectionRefusedError("no JVM")
+
+    monkeypatch.setattr(frame.Bench, "close", refuse)
+    ran = CliRunner().invoke(app, ["fast", "again", "--json"])
+    assert ran.exit_code == 1
+    assert [json.loads(line)["workload"] for line in ran.stdout.splitlines()] == ["fast", "again"]
+    assert "penstock: 2 of 2 benchmarks failed: fast, again\n" in ran.stderr
+
+
+def test_figures_that_cannot_be_written_are_shown(app: typer.Typer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = CliRunner().invoke(app, ["fast", "--out", "file"])
+    assert ran.exit_code == 1
+    assert "1,234,568" in ran.stdout
+    assert "wrote" not in ran.stderr
+
+
 def test_unknown_names_are_refused_before_anything_runs(app: typer.Typer, tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["fast", "agian"])
     assert ran.exit_code == 2
@@ -135,7 +177,7 @@ def test_the_list_has_a_line_each_and_imports_none(app: typer.Typer) -> None:
     ran = CliRunner().invoke(app, ["--list"])
     assert ran.exit_code == 0
     assert [line.split(maxsplit=1)[0] for line in ran.stdout.splitlines()] == [
-        *("name", "fast", "broken", "buggy", "absent", "again")
+        *("name", "fast", "broken", "buggy", "mute", "wordy", "absent", "again")
     ]
     assert "what cannot be imported" in ran.stdout
     shown = json.loads(CliRunner().invoke(app, ["--list", "--json"]).stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -17,12 +18,13 @@ from penstock.errors import PenstockError, Unavailable, UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from penstock.bench.frame import Listed
 
 RESULTS = Path("bench/results")
 PEERS = Path(".venv-peers/bin/python")
+_ERROR_LINES = 3
 
 
 def bench(
@@ -81,32 +83,29 @@ def bench(
     conditions = results.Conditions.here(quick=quick, peers=run.peers)
     if not plots.can_draw():
         run.say(f"charts are left out: matplotlib is not installed ({plots.INSTALL})")
-    failed: list[str] = []
+    failed: dict[str, Exception] = {}
     for name in chosen:
         run.say(f"benchmark {name}: {frame.WORKLOADS[name].about}")
-        try:
-            try:
-                report = frame.load(name)(run)
-            finally:
-                run.close()  # figures do not depend on the session of those that came before
+        report, written = None, list[Path]()
+        with _failing_alone(name, failed, debug=settings.debug):
+            report = frame.load(name)(run)
             written = results.write(out, name, report, conditions)
-        except Exception as error:
-            _report_failure(name, error, debug=settings.debug)
-            failed.append(name)
-            continue
-        if settings.json:
+        if report is not None and settings.json:
             document = results.as_json(name, report, conditions)
             sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
             sys.stdout.flush()
-        else:
+        elif report is not None:
             stdout.print(results.as_table(name, report))
-        run.say(f"wrote {', '.join(map(str, written))}")
+        if written:
+            run.say(f"wrote {', '.join(map(str, written))}")
+        with _failing_alone(name, failed, debug=settings.debug):
+            run.close()  # figures do not depend on the session of those that came before
     if not settings.json:
         stdout.print(str(conditions), style="dim")
     if failed:
         raise Unavailable(
             f"{len(failed)} of {len(chosen)} benchmarks failed: {', '.join(failed)}",
-            fix=f"to see where: penstock bench {failed[0]} --debug",
+            fix=f"to see where: penstock bench {next(iter(failed))} --debug",
         )
 
 
@@ -132,8 +131,24 @@ def _find_peers(given: Path | None) -> Path | None:
     return None
 
 
-def _report_failure(name: str, error: Exception, *, debug: bool) -> None:
-    text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-    stderr.print(f"penstock: benchmark {name} failed: {text}", markup=False)
-    if debug:
-        traceback.print_exception(error)
+@contextlib.contextmanager
+def _failing_alone(name: str, failed: dict[str, Exception], *, debug: bool) -> Iterator[None]:
+    """Say what goes wrong in the block, note it, and go on after it."""
+    try:
+        yield
+    except Exception as error:
+        failed[name] = error
+        stderr.print(f"penstock: benchmark {name} failed: {_text(error)}", markup=False)
+        if debug:
+            traceback.print_exception(error)
+
+
+def _text(error: Exception) -> str:
+    """What people need of an error; one of Spark's may have the stack of its JVM in its text."""
+    if isinstance(error, PenstockError):
+        return str(error)
+    try:
+        lines = str(error).splitlines()[:_ERROR_LINES]
+    except Exception:  # some ask the JVM for their text, and its end may be what went wrong
+        lines = ["(it cannot say more)"]
+    return "\n".join([f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]])
