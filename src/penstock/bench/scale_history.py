@@ -1,0 +1,229 @@
+"""Restart against history: what a task that has committed 10,000 transactions takes to start.
+
+A history is made by the task's own leader: it reads each appended document from the journal, hints,
+stages, commits at the endpoint, records, publishes statistics and their ACKs. Only its Spark jobs
+are done by hand (`ByHand`), since 10,000 jobs would take a quarter of an hour: a transaction has
+one document, which is read and staged in this process. So the recovery log, the journals of
+documents and of statistics, and the endpoint have what 10,000 real transactions leave there.
+
+A restart begins with nothing open and ends when the task has caught up: the store is opened, the
+catalog loaded, the task built, its log taken over, the endpoint opened and its journals followed.
+Nothing is to be read, so Spark does not start. Beside it stands `penstock run` as a process, most
+of which is Python's own start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from unittest import mock
+
+from penstock.batch import make_world, materializations
+from penstock.bench.events import (
+    TASK,
+    Appender,
+    Events,
+    apply_catalog,
+    catalog_text,
+    settings_in,
+    sqlite_endpoint,
+    sqlite_table,
+)
+from penstock.bench.frame import OURS, Bench, Chart, Goal, Report, Result, seconds_of
+from penstock.bench.processes import run
+from penstock.bench.scale_runs import caught_up, check_documents, opened, penstock_run
+from penstock.catalog import desired
+from penstock.connectors.builtin import materialization
+from penstock.errors import Bug
+from penstock.journal.fragments import read_visible
+from penstock.runtime.connector import Staged, Workers
+from penstock.runtime.materialize import leader
+from penstock.runtime.materialize.build import build
+from penstock.runtime.materialize.project import project
+from penstock.runtime.materialize.work import Jobs, Transaction
+from penstock.runtime.supervise import supervise
+
+if TYPE_CHECKING:
+    from penstock.journal.state import JournalState
+    from penstock.runtime.jobs import Manifest
+
+SHORT: Final = 10
+ACCOUNTS: Final = 100
+TRANSACTIONS_OF_A_WRITER: Final = 100
+"""Then another producer goes on, as after a restart."""
+
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of our own in it
+
+
+def measure(bench: Bench) -> Report:
+    """Restarts after a long history and after a short one."""
+    long = bench.size(full=10_000, quick=500)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
+        places = {count: Path(scratch) / str(count) for count in (SHORT, long)}
+        for count, data in places.items():
+            bench.say(f"committing {count:,} transactions")
+            make_history(data, history(count))
+
+        def restarted(count: int) -> Callable[[], None]:
+            return lambda: restart(places[count])
+
+        def ran(count: int) -> Callable[[], float]:
+            return lambda: run(penstock_run(places[count])).seconds
+
+        inside = bench.interleave(
+            "restart", {str(count): seconds_of(restarted(count)) for count in places}
+        )
+        process = bench.interleave(
+            "penstock run with nothing to do",
+            {str(count): ran(count) for count in places},
+            rounds=3,
+        )
+        for count, data in places.items():
+            check_table(data, history(count))
+    return Report(
+        results=(
+            *(
+                Result(
+                    name=f"restart after {count:,} transactions",
+                    value=inside.median(str(count)) * 1000,
+                    unit="ms",
+                )
+                for count in places
+            ),
+            *(
+                Result(
+                    name=f"penstock run with nothing to do after {count:,} transactions",
+                    value=process.median(str(count)),
+                    unit="s",
+                )
+                for count in places
+            ),
+        ),
+        goals=(
+            Goal(
+                name=f"restart: after {SHORT:,} transactions / after {long:,}",
+                measured=inside.ratio(str(SHORT), str(long)),
+                goal=1 / 1.5,
+            ),
+        ),
+        charts=(
+            Chart(
+                name="restart",
+                title="Restart of a task",
+                unit="ms",
+                bars=tuple(
+                    (f"{OURS}, after {count:,} transactions", inside.median(str(count)) * 1000)
+                    for count in places
+                ),
+                note="From opening the store until the task has caught up; less is better.",
+            ),
+        ),
+    )
+
+
+def history(transactions: int) -> Events:
+    """Events of which each is a transaction of its own."""
+    return Events(transactions, transactions, accounts=ACCOUNTS)
+
+
+def database(data: Path) -> Path:
+    """The endpoint of the task in a deployment."""
+    return data / "accounts.db"
+
+
+# ----------------------------------------------------------------------------------------- making
+
+
+class ByHand(Jobs):
+    """What a session has for jobs while a history is made: documents are staged in this process.
+
+    Every transaction has one document, so there is nothing to combine.
+    """
+
+    async def _stage(
+        self,
+        transaction: Transaction,
+        workers: Workers,
+        states: Mapping[str, JournalState],
+        attempt: int,
+    ) -> Manifest:
+        from penstock.runtime.jobs import Counted, Manifest
+
+        staged: list[Staged] = []
+        counted: list[Counted] = []
+        for binding, deliveries in transaction.deliveries().items():
+            target, plan = self._targets[binding].target, self._targets[binding].plan
+            (rows,) = (rows for delivery in deliveries for rows in delivery.rows)
+            (batch,) = read_visible(self._planner.blobs, rows, plan.columns)
+            identity = self._identity(transaction, attempt).attempt(binding, 0, 0)
+            stager = workers.stager(identity)
+            stager.store(binding, project(batch, plan.columns, target.fields))
+            staged += stager.finish()
+            counted.append(Counted(binding=binding, shard=0, stored_docs=batch.num_rows))
+        return Manifest(staged=tuple(staged), counted=tuple(counted))
+
+
+def make_history(data: Path, events: Events) -> None:
+    """A deployment whose task has committed every event in a transaction of its own."""
+    with made_in_memory(data):
+        asyncio.run(_make_history(data, events))
+
+
+@contextlib.contextmanager
+def made_in_memory(place: Path) -> Iterator[None]:
+    """A new directory that is in memory, where the system has any, until the end of the block.
+
+    Six flushes to disk for each of 10,000 transactions take minutes, and make no difference to
+    what is there in the end.
+    """
+    if not _MEMORY.is_dir():
+        place.mkdir(parents=True)
+        yield
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=_MEMORY) as memory:
+        place.symlink_to(memory)
+        yield
+        place.unlink()
+        shutil.copytree(memory, place)
+
+
+async def _make_history(data: Path, events: Events) -> None:
+    (data / "catalog.yaml").write_text(catalog_text(sqlite_endpoint(database(data))))
+    settings = settings_in(data)
+    async with opened(settings) as store:
+        spec = await apply_catalog(store, data / "catalog.yaml")
+        catalog = await desired.load(store)
+        (task,) = materializations(catalog, [TASK])
+        built = await asyncio.to_thread(build, catalog, task, materialization)
+        committed: asyncio.Queue[int] = asyncio.Queue()
+        control = leader.Control(on_progress=lambda each: committed.put_nowait(each.documents))
+        with mock.patch.object(leader, "Jobs", ByHand):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(supervise(built, make_world(settings, store), control))
+                for file in range(events.files):
+                    if file % TRANSACTIONS_OF_A_WRITER == 0:
+                        appender = Appender(store, settings, spec)
+                    await appender.append(events.batch(file))
+                    if (documents := await committed.get()) != 1:
+                        raise Bug(f"a transaction of one document has {documents}")
+                control.stop()
+
+
+# ------------------------------------------------------------------------------------- restarting
+
+
+def restart(data: Path) -> None:
+    """Start the task with nothing to do, wait until it has caught up, and end it."""
+    check_documents(asyncio.run(caught_up(data, [TASK])), 0)
+
+
+def check_table(data: Path, events: Events) -> None:
+    """Refuse a table that is not exactly what its history makes of it."""
+    if wrong := sqlite_table(database(data)).wrong_rows(events.oracle):
+        raise Bug(f"{wrong} rows are wrong after {events.files:,} transactions")
