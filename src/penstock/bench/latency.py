@@ -69,7 +69,7 @@ PROBE: Final = -1
 """The account of probes; that of an event is never negative."""
 PROBE_REGION: Final = 0
 POLL_S: Final = 0.002
-VISIBLE_S_MAX: Final = 120
+VISIBLE_S_MAX: Final = 300
 """How long an append may take to become visible, with all that a start takes."""
 
 QUANTILES: Final = tuple(percent / 100 for percent in range(101))
