@@ -206,12 +206,13 @@ async def _make_history(data: Path, events: Events) -> None:
         with mock.patch.object(leader, "Jobs", ByHand):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(supervise(built, make_world(settings, store), control))
-                for file in range(events.files):
-                    if file % TRANSACTIONS_OF_A_WRITER == 0:
-                        appender = Appender(store, settings, spec)
-                    await appender.append(events.batch(file))
-                    if (documents := await committed.get()) != 1:
-                        raise Bug(f"a transaction of one document has {documents}")
+                for first in range(0, events.files, TRANSACTIONS_OF_A_WRITER):
+                    appender = Appender(store, settings, spec)
+                    last = min(first + TRANSACTIONS_OF_A_WRITER, events.files)
+                    for file in range(first, last):
+                        await appender.append(events.batch(file))
+                        if (documents := await committed.get()) != 1:
+                            raise Bug(f"a transaction of one document has {documents}")
                 control.stop()
 
 

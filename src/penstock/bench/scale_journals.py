@@ -38,6 +38,8 @@ from penstock.journal.schemas import Schemas
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.model.json_order import Json
+
 FEW: Final = 10
 ROUNDS: Final = 3
 TABLE: Final = "customers"
@@ -113,7 +115,7 @@ class Place:
         self.data.mkdir(parents=True)
         self._tasks = {f"bench/task-{n}": self.data / f"task-{n}.db" for n in range(tasks)}
         name = f"bench/by-{self.by}"
-        partition = {"location": f"/{self.by}", "partition": True}
+        partition: Json = {"location": f"/{self.by}", "partition": True}
         catalog = catalog_of(
             {
                 name: {
