@@ -17,6 +17,7 @@ from penstock.consensus.open import open_consensus
 from penstock.journal.codec import decode_page
 from penstock.journal.journals import Journals
 from penstock.journal.publisher import Mapped
+from penstock.journal.sealing import plan_page
 from penstock.journal.state import (
     AckRecord,
     Append,
@@ -40,7 +41,6 @@ from penstock.journal.upkeep import (
     compact_all,
     compact_journal,
     keep_tidy,
-    plan_page,
     plan_rewrites,
 )
 from penstock.model.clock import Clock, Flag, Producer
@@ -159,10 +159,9 @@ def test_a_row_is_rewritten_a_logarithm_of_times(sizes: list[int]) -> None:
 
 
 def test_the_oldest_records_become_a_page_when_there_are_too_many() -> None:
-    options = CompactionOptions(records_max=4)
     records = [fragment(5, name) for name in "abcde"]
-    assert plan_page(state_of(records[:4]), options) == ()
-    assert [r.begin for r in plan_page(state_of(records), options)] == [0, 1, 2]
+    assert plan_page(state_of(records[:4]), 4) == ()
+    assert [r.begin for r in plan_page(state_of(records), 4)] == [0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------------------------------- compact
@@ -255,7 +254,7 @@ async def test_records_beyond_the_limit_are_sealed_and_still_read(tmp_path: Path
         before = await here.journals.load(ONE)
         done = await compact(here, CompactionOptions(records_max=4, inputs_min=2))
         state = await here.journals.load(ONE)
-        assert (done.pages, len(state.records)) == (1, 2)
+        assert (done.pages, len(state.records)) == (1, 1)
         [page] = state.pages
         sealed = decode_page(here.blobs.read(page.path))
         kept = [*sealed, *state.records]

@@ -172,7 +172,9 @@ class Replica(Generic[S, D]):
 
     def _restart(self, scanned: Sequence[VersionedData]) -> tuple[int, Replica[S, D]]:
         unreadable: NewerFormat | None = None
-        for index in range(len(scanned) - 1, -1, -1):
+        index = len(scanned)
+        while index > 0:
+            index -= 1
             versioned = scanned[index]
             try:
                 entry = _decode(self.key, versioned, self.machine.format)
@@ -180,6 +182,7 @@ class Replica(Generic[S, D]):
                 unreadable = newer
                 continue
             if entry.state is None:
+                index = entry.base - scanned[0].seqno + 1  # no entry between them carries one
                 continue
             rollup = _ROLLUP_DECODER.decode(entry.state)
             return index + 1, replace(
@@ -209,6 +212,12 @@ def start_of(key: str, head: VersionedData) -> int:
     except NewerFormat:
         return 0
     return head.seqno if entry.state is not None else max(entry.base, 0)
+
+
+def diff_of(key: str, versioned: VersionedData, machine: Machine[S, D]) -> D | None:
+    """The diff in an entry, if it has one."""
+    entry = _decode(key, versioned, machine.format)
+    return None if entry.diff is None else machine.decode_diff(entry.diff, entry.format)
 
 
 # ------------------------------------------------------------------------------------- commands

@@ -5,6 +5,7 @@ Its meaning is a `Machine` (see `replica.py`, where all decisions are); this mod
 waits, and is the only layer that sends a compare-and-set again after an unknown outcome.
 
     load      the current state, for readers
+    newest_diff  what happened last, without the state
     follow    every state from now on, for readers that stay
     StateLog  a writer's handle: `open` for logs with many writers, `lead` for logs with one leader
     append_all   one command each to several logs, all of them or none, under one revision
@@ -45,6 +46,7 @@ from penstock.consensus.replica import (
     S,
     Verdict,
     compose,
+    diff_of,
     judge,
     judge_all,
     start_of,
@@ -122,6 +124,22 @@ async def load(store: Consensus, key: str, machine: Machine[S, D]) -> Replica[S,
     return await _catch_up(store, Replica.empty(key, machine))
 
 
+async def newest_diff(store: Consensus, key: str, machine: Machine[S, D]) -> D | None:
+    """What the newest entry of a log did; None if there is none, or it did nothing.
+
+    One head and no fold, for who can tell from it what there is to know.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            head = await store.head(key, fresh=True)
+            return None if head is None else diff_of(key, head, machine)
+        except ConsensusError as error:
+            if error.kind.final:
+                raise
+            await _wait(backoff, key, error)
+
+
 async def follow(
     store: Consensus, key: str, machine: Machine[S, D]
 ) -> AsyncIterator[Followed[S, D]]:
@@ -169,6 +187,8 @@ class StateLog(Generic[S, D]):
     """Of the next command. It counts up when a caller is told of success, not before: what carries
     this number in the log is a command that its caller has given up."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _settled: Replica[S, D] | None = None
+    """The last confirmed replica, while `replica` is not: what `confirm` reads on from."""
 
     @classmethod
     async def open(
@@ -227,14 +247,31 @@ class StateLog(Generic[S, D]):
         [committed] = await append_all([Command(self, decide)])
         return committed
 
+    async def settled(self) -> S:
+        """A state with the revision of every entry below it; somebody else may be further."""
+        async with self.lock:
+            await self.confirm()
+            return self.state
+
     async def catch_up(self) -> None:
         """`refresh` for who holds the lock."""
         self.replica = await _catch_up(self.store, self.replica)
 
     async def confirm(self) -> None:
-        """Learn the revisions of what this handle wrote; for who holds the lock."""
+        """Learn the revisions of what this handle wrote; for who holds the lock.
+
+        Only that is read back, however much the log holds below it.
+        """
         if not self.replica.confirmed:
-            self.replica = await load(self.store, self.key, self.replica.machine)
+            before = self._settled or Replica.empty(self.key, self.replica.machine)
+            self.replica = await _catch_up(self.store, before)
+            self._settled = None
+
+    def advance(self, after: Replica[S, D]) -> None:
+        """What was offered is committed; for who holds the lock."""
+        if self.replica.confirmed:
+            self._settled = self.replica
+        self.replica = after
 
     def check_standing(self) -> None:
         """Refuse a command of a handle that is behind: fenced, or surprised by its own past."""
@@ -261,6 +298,8 @@ class Command(Generic[S, D]):
 
     log: StateLog[S, D]
     decide: Callable[[S], D | None]
+    roll_up: bool = False
+    """Whether its entry carries the state in any case: for a diff that makes the state smaller."""
 
 
 async def append_all(commands: Sequence[Command[Any, Any]]) -> list[Committed[Any, Any] | None]:
@@ -269,7 +308,9 @@ async def append_all(commands: Sequence[Command[Any, Any]]) -> list[Committed[An
     Logs with nothing to do stay out of it; the others commit under one revision, within the
     limits of `Consensus.compare_and_set_all`.
     """
-    attempts = await _commit([_Proposal(c.log, _by_state(c.decide)) for c in commands])
+    attempts = await _commit(
+        [_Proposal(c.log, _by_state(c.decide), roll_up=c.roll_up) for c in commands]
+    )
     if len(commands) > 1:
         for command, attempt in zip(commands, attempts, strict=True):
             if attempt is not None and attempt.rollup_skipped:
@@ -422,7 +463,7 @@ async def _offer(offers: _Offers) -> bool:
         if result is CasResult.COMMITTED:
             failpoints.hit(_AFTER_SEND)
             for log, attempt in offers:
-                log.replica = attempt.after
+                log.advance(attempt.after)
             return True
         for log, _ in offers:
             await log.catch_up()

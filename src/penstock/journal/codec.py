@@ -169,7 +169,7 @@ def _record_in(fields: list[Any], revision: int) -> Record:
         bytes=size,
         at=Inline(data=at[0]) if len(at) == 1 else Blob(path=at[0], row=at[1]),
         schema=schema,
-        runs=tuple(_run_in(run) for run in runs),
+        runs=tuple([_run_in(run) for run in runs]),
         key_hash_min=key_hash_min,
         key_hash_max=key_hash_max,
     )
@@ -193,11 +193,14 @@ def _run_out(run: Run) -> list[Any]:
     ]
 
 
+_FLAGS: Final = {flag.value: flag for flag in Flag}  # what `Flag(kind)` does, for loads of many
+
+
 def _run_in(fields: list[Any]) -> Run:
     producer, kind, first, last, rows, clock_min, clock_max, clock_max_offset, increasing = fields
     return Run(
         producer=Producer(producer),
-        kind=Flag(kind),
+        kind=_FLAGS[kind],
         first_offset=first,
         last_offset=last,
         rows=rows,

@@ -32,6 +32,7 @@ from penstock.consensus.statelog import (
     Superseded,
     append_all,
     load,
+    newest_diff,
 )
 from penstock.consensus.store import ATOMIC_ELEMENTS_MAX, Consensus
 from penstock.errors import UserError
@@ -135,6 +136,17 @@ class Journals:
             raise await self._missing(name, replica.state)
         return replica.state
 
+    async def exists(self, name: str) -> bool:
+        """Whether there is such a journal, whatever it holds: none of that is read.
+
+        Everything but a `Drop` happens to a journal that is there, and leaves it there.
+        """
+        diff = await newest_diff(self.store, journal_key(name), _MACHINE)
+        if diff is not None:
+            return not isinstance(diff, Drop)
+        # No entry at all, or one that is a rollup and nothing else, which is rare.
+        return (await load(self.store, journal_key(name), _MACHINE)).state.readable
+
     async def list(
         self, collection: str | None = None, selector: LabelSelector = EVERYTHING
     ) -> tuple[Journal, ...]:
@@ -171,7 +183,10 @@ class Journals:
         labels: Mapping[str, str] | None = None,
         key_end: int = KEY_HASH_MAX,
     ) -> JournalState:
-        """The journal, created if it does not exist; refused if it exists and is another."""
+        """The journal, created if it does not exist; refused if it exists and is another.
+
+        To tell them apart it is read; who need not asks whether it `exists` first.
+        """
         [state] = await self.create_all({name: creation(name, labels=labels, key_end=key_end)})
         return state
 

@@ -44,6 +44,7 @@ from penstock.journal.names import JournalName
 from penstock.journal.partition import Covered, Places, journal_name, key_hashes, split
 from penstock.journal.rows import stamped
 from penstock.journal.schemas import Schemas
+from penstock.journal.sealing import seal_if_long
 from penstock.journal.state import Fragment
 from penstock.journal.transaction import (
     LIMITS,
@@ -320,6 +321,7 @@ class Publisher:
                 failpoints.hit(_ACKS)
             self._parts, self._unnamed_since = {}, None
             failpoints.hit(_DONE)
+            await self._seal(intents)
             return intents
 
     async def write_intents(self, intents: Intents) -> None:
@@ -335,6 +337,7 @@ class Publisher:
             if self._unwritten and set(self._unwritten.commits) <= set(intents.commits):
                 self._unwritten = None
             failpoints.hit(_DONE)
+            await self._seal(intents)
 
     async def abort(self) -> None:
         """Give up the transaction, and with it the producer: no row of it will be seen."""
@@ -445,18 +448,16 @@ class Publisher:
         try:
             await self._journals.append_all(parts)
         except MissingJournal:
-            gone = [name for name in parts if await self._is_gone(name)]
+            gone = [name for name in parts if not await self._journals.exists(name)]
             if not gone or any(b.covers(name) for b in self._bindings for name in gone):
                 raise
             _log.warning("ACKs of journals that are gone were dropped: %s", ", ".join(gone))
             await self._acknowledge({n: acks for n, acks in parts.items() if n not in gone})
 
-    async def _is_gone(self, journal: str) -> bool:
-        try:
-            await self._journals.load(journal)
-        except MissingJournal:
-            return True
-        return False
+    async def _seal(self, intents: Intents) -> None:
+        """Keep the journals of a transaction small, now that it is committed and seen."""
+        for name in intents.journals:
+            await seal_if_long(self._journals, self._blobs, name)
 
     # ------------------------------------------------------------------------------------ routing
 
@@ -479,7 +480,8 @@ class Publisher:
                 case Mapped():
                     await self._list(target)
                 case Fixed():
-                    await self._journals.load(bound.journal)  # it must be there
+                    if not await self._journals.exists(bound.journal):
+                        await self._journals.load(bound.journal)  # which says what there is instead
             self._targets[binding] = target
         return self._targets[binding]
 

@@ -37,8 +37,9 @@ INLINE_BYTES_MAX: Final = 4 * 1024
 INLINE_BYTES_TOTAL_MAX: Final = 1 << 20
 """Inline rows of a whole journal; above, compaction is due before anything else is inlined."""
 
-RECORDS_MAX: Final = 4096
-"""Records in the state itself; above, the oldest are sealed into a page."""
+RECORDS_MAX: Final = 256
+"""Records in the state itself; above, the oldest are sealed into a page. Few enough that opening a
+journal takes some milliseconds, enough that a page is worth an object."""
 
 # ------------------------------------------------------------------------------------- records
 
@@ -75,7 +76,7 @@ class Fragment:
     key_hash_max: int
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or sum(run.rows for run in self.runs) != self.rows:
+        if self.rows < 1 or sum([run.rows for run in self.runs]) != self.rows:
             raise ValueError(f"runs {self.runs} do not add up to {self.rows} rows")
 
     @property

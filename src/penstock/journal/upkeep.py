@@ -33,23 +33,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock import failpoints
-from penstock.consensus.statelog import Command, Superseded, append_all
+from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.codec import decode_page, encode_page
+from penstock.journal.codec import decode_page
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.schemas import Schemas
+from penstock.journal.sealing import plan_page, seal
 from penstock.journal.state import (
     RECORDS_MAX,
     Blob,
     Compact,
     Fragment,
     JournalState,
-    Page,
     Record,
     Refused,
-    Seal,
 )
 from penstock.model.columns import Column
 
@@ -75,7 +74,7 @@ class CompactionOptions:
     inputs_min: int = 8
     """Neighbours that are rewritten together: fewer are left to wait for more."""
     records_max: int = RECORDS_MAX
-    """Records in a state; above, all but half of them are sealed."""
+    """Records in a state; above, all but a quarter of that are sealed."""
 
 
 DEFAULTS: Final = CompactionOptions()
@@ -185,13 +184,6 @@ def _balanced(units: Sequence[_Unit]) -> Sequence[_Unit]:
     return units[first:end]
 
 
-def plan_page(state: JournalState, options: CompactionOptions = DEFAULTS) -> tuple[Record, ...]:
-    """The oldest records, if there are too many: those that should become a page."""
-    if len(state.records) <= options.records_max:
-        return ()
-    return state.records[: len(state.records) - options.records_max // 2]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     """What compaction did."""
@@ -238,7 +230,11 @@ async def compact_all(
     """Compact the journals of a collection, or all there are; `stop` ends it after a journal."""
     done = Compacted()
     found = await journals.list(collection)
-    due = [j.name for j in found if plan_rewrites(j.state, options) or plan_page(j.state, options)]
+    due = [
+        j.name
+        for j in found
+        if plan_rewrites(j.state, options) or plan_page(j.state, options.records_max)
+    ]
     for number, name in enumerate(due):
         if stop is not None and stop.is_set():
             break
@@ -267,8 +263,8 @@ async def compact_journal(
                 done += await _rewrite(journals, blobs, name, rewrite, root)
             if rewrites:
                 state = await journals.load(name)
-            if records := plan_page(state, options):
-                await _seal(journals, blobs, name, records)
+            if records := plan_page(state, options.records_max):
+                await seal(journals, blobs, name, records)
                 done += Compacted(pages=1)
         except MissingJournal:
             return done  # dropped meanwhile
@@ -317,35 +313,6 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
             why=f"{written.rows if written else 0} instead of {rows}",
         )
     return written
-
-
-async def _seal(journals: Journals, blobs: BlobStore, name: str, records: Sequence[Record]) -> None:
-    """Move the first records of a state into a page."""
-    path = f"{name.rpartition('/')[0]}/{secrets.token_hex(16)}.page"
-    await asyncio.to_thread(blobs.write, path, encode_page(records))
-    fragments = [record for record in records if isinstance(record, Fragment)]
-    page = Page(
-        path=path,
-        begin=records[0].begin,
-        end=records[-1].end,
-        records=len(records),
-        rows=sum(fragment.rows for fragment in fragments),
-        bytes=sum(fragment.bytes for fragment in fragments),
-        revision_min=records[0].revision,
-        revision_max=records[-1].revision,
-    )
-
-    def decide(state: JournalState) -> Seal:
-        # The page says where rows are. Had a compactor moved them meanwhile, it would be wrong.
-        if _places(state.records[: page.records]) != _places(records):
-            raise Refused("the records have changed", where=name)
-        return Seal(page=page)
-
-    await append_all([Command(journals.log(name), decide)])
-
-
-def _places(records: Sequence[Record]) -> list[tuple[int, object]]:
-    return [(r.begin, r.at if isinstance(r, Fragment) else None) for r in records]
 
 
 # --------------------------------------------------------------------------------------- garbage

@@ -325,7 +325,8 @@ async def _publishing(built: Built, world: World) -> AsyncIterator[_Silent | _St
         return
     journal = ops.journal_of(ops.STATS, kind="materialization", task=built.name)
     journals = world.planner.journals
-    await journals.create(journal)
+    if not await journals.exists(str(journal)):
+        await journals.create(journal)
     publisher = Publisher(
         journals,
         world.planner.blobs,
