@@ -116,8 +116,8 @@ def test_outcomes_of_many_tables_are_one() -> None:
     assert (both.kills, both.rows, both.wrong, both.right) == (3, 4, 1, 0.75)
     assert [result.value for result in both.results] == [3, 1]
     assert chart("aimed", "kill", [right, wrong]).bars == (("Penstock", 0), ("Penstock", 50))
-    nothing = Outcome(contestant="x", kind="y", kills=1, rows=0, wrong=0)
-    assert nothing.right == 0, "no row is not every row"
+    unharmed = judged("Penstock", "aimed kills", 0, table, table)
+    assert unharmed.right == 0, "nothing was shown by who was never killed"
 
 
 def test_events_are_held_back_until_they_trickle(tmp_path: Path) -> None:

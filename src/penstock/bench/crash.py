@@ -84,9 +84,13 @@ class Outcome:
     wrong: int
 
     @property
+    def wrong_share(self) -> float:
+        return self.wrong / self.rows
+
+    @property
     def right(self) -> float:
-        """The share of rows that are what they should be; of none, there is none."""
-        return 1 - self.wrong / self.rows if self.rows else 0.0
+        """The share of rows that are what they should be; none, of who was never killed."""
+        return 1 - self.wrong_share if self.kills else 0.0
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -396,8 +400,8 @@ def chart(name: str, how: str, outcomes: Sequence[Outcome]) -> Chart:
         name=f"wrong-rows-{name}",
         title=f"Wrong rows after {how}",
         unit="% of rows",
-        bars=tuple((each.contestant, 100 * (1 - each.right)) for each in outcomes),
-        note=f"{kills} kills each. None is right; less is not almost right.",
+        bars=tuple((each.contestant, 100 * each.wrong_share) for each in outcomes),
+        note=f"{kills} kills each, every row compared; zero is right.",
     )
 
 
