@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ REFUSED = None
 
 TABLE: dict[tuple[Pattern, bool, ApplyMode], tuple[Plan, Plan] | None] = {
     # pattern, flush barrier, applies by: plan if the tail is done, plan while it is busy
-    (Pattern.ENDPOINT, False, LEADER): (Plan.FUSED, Plan.OVERLAP),
+    (Pattern.ENDPOINT, False, LEADER): (Plan.FUSED, Plan.FUSED),  # its tail is short
     (Pattern.ENDPOINT, False, SPARK): (Plan.FUSED, Plan.FUSED),
     (Pattern.ENDPOINT, True, LEADER): (Plan.BARRIER, Plan.BARRIER),
     (Pattern.ENDPOINT, True, SPARK): REFUSED,
@@ -55,6 +56,12 @@ def test_plans_follow_from_what_a_connector_can_do_t50(
     assert (planned.plan(tail_done=True), planned.plan(tail_done=False)) == want
     applies = row[2] is SPARK
     assert all(len(plan.value) + applies <= JOBS_MAX for plan in want)
+
+
+def test_a_tail_with_webhooks_is_worth_overlapping() -> None:
+    calls = replace(task(Pattern.ENDPOINT, False, LEADER), has_triggers=True)
+    assert calls.plan(tail_done=True) is Plan.FUSED
+    assert calls.plan(tail_done=False) is Plan.OVERLAP
 
 
 def test_only_a_barrier_stores_after_its_hint() -> None:

@@ -2,8 +2,8 @@
 
     plan       jobs                                               used when
     FUSED      gather + load + reduce + stage                     staged; the tail is done at close
-    OVERLAP    gather + combine, while the tail is busy;          staged; ripe before the tail is
-               then load + reduce + stage
+    OVERLAP    gather + combine, while the tail is busy;          staged; ripe before a long tail is
+               then load + reduce + stage                         done: it applies, or has triggers
     BARRIER    gather + load; hint; then reduce + store           direct, or a flush barrier
 
 What is staged is invisible, so staged plans hint after their jobs. Direct ones store where everyone
@@ -96,9 +96,14 @@ class Task:
         """How to run a transaction that is ripe now."""
         if self.pattern is Pattern.DIRECT or self.flush_barrier:
             return Plan.BARRIER
-        if tail_done or self.apply_mode is ApplyMode.SPARK:
+        if tail_done or self.apply_mode is ApplyMode.SPARK or not self._has_long_tail:
             return Plan.FUSED
         return Plan.OVERLAP
+
+    @property
+    def _has_long_tail(self) -> bool:
+        """Else it is two small records: to wait for them beats writing documents down between jobs."""
+        return self.pattern is Pattern.APPLY or self.has_triggers
 
     @property
     def shard_name(self) -> ShardName:
