@@ -369,6 +369,16 @@ def test_h6_an_idle_leader_has_no_timer() -> None:
     assert bench.leader.wants_frontier
 
 
+def test_a_checkpoint_is_asked_for_only_when_the_head_can_take_it() -> None:
+    bench = begun()
+    assert bench.leader.wants_frontier
+    bench.tell(ready(10))
+    bench.settle(until="Flush")
+    assert not bench.leader.wants_frontier, "it would be old when the transaction has committed"
+    bench.settle()
+    assert bench.leader.wants_frontier
+
+
 def test_h7_measures_of_rounds_add_up_and_those_of_shards_are_the_latest() -> None:
     bench = begun(policy=SLOW)
     for round_ in (1, 2):

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.consensus.backend import LIST_PAGE, Backend, LivePage, ScanPage, Unit, prove
@@ -58,6 +59,11 @@ Outcome = CasResult | ConsensusError
 Batch = Sequence[tuple[str, VersionedData]]
 
 _READY_WITHIN_S = 30.0
+
+_OFTEN = 5
+"""So many times oftener than usual do we look for commits of others while there are some."""
+_BUSY_S = 1.0
+"""And go on with it for so long after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +116,8 @@ class PersistCommitter:
     async def open(self) -> None:
         """See that the store is there, and start to follow it."""
         await self._verify()
-        poll_s = self._store.backend.traits.foreign_poll_s
-        for name, interval_s, do in (
-            ("poll", poll_s, self._poll),
-            ("verify", self.options.verify_s, self._verify),
-        ):
-            task = asyncio.get_running_loop().create_task(_every(interval_s, do), name=name)
-            self._tasks.add(task)
+        for name, repeated in (("poll", self._follow()), ("verify", self._keep_verifying())):
+            self._tasks.add(asyncio.get_running_loop().create_task(repeated, name=name))
 
     def drain(self) -> None:
         """Refuse what is new and end all streams; what is under way goes on."""
@@ -415,23 +416,35 @@ class PersistCommitter:
             self.admission.refuse("inflight", "the commit queue is full")
         self.admission.enter(caller.client, size, key)
 
-    async def _poll(self) -> None:
-        hub = self._store.hub
-        if hub.followed:
-            await hub.poll()
+    async def _follow(self) -> None:
+        """Look for commits of other processes: often while they come, seldom when they do not."""
+        seldom_s = self._store.backend.traits.foreign_poll_s
+        often_s, busy_until = seldom_s / _OFTEN, 0.0
+        while True:
+            now = time.monotonic()
+            await asyncio.sleep(often_s if now < busy_until else seldom_s)
+            hub = self._store.hub
+            with _outage_passed_over():
+                if hub.followed and await hub.poll():
+                    busy_until = time.monotonic() + _BUSY_S
+
+    async def _keep_verifying(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.verify_s)
+            with _outage_passed_over():
+                await self._verify()
 
     async def _verify(self) -> None:
         await self._store.backend.revision()
 
 
-async def _every(interval_s: float, do: Callable[[], Awaitable[None]]) -> None:
-    """Repeat; an outage of the backend is its own to report."""
-    while True:
-        await asyncio.sleep(interval_s)
-        try:
-            await do()
-        except ConsensusError as error:
-            log.debug("will look again", extra=fields(error=cause_chain(error)))
+@contextlib.contextmanager
+def _outage_passed_over() -> Iterator[None]:
+    """An outage of the backend is its own to report."""
+    try:
+        yield
+    except ConsensusError as error:
+        log.debug("will look again", extra=fields(error=cause_chain(error)))
 
 
 def _tally(outcomes: Sequence[Outcome]) -> dict[str, int]:

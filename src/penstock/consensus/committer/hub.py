@@ -160,18 +160,18 @@ class Hub:
                 for buffer in self._subscribers.get(key, ()):
                     buffer.offer(entry)
 
-    async def poll(self) -> None:
-        """Notice commits that were made elsewhere."""
+    async def poll(self) -> bool:
+        """Notice commits that were made elsewhere; whether there are any."""
         revision = await self.backend.revision()
         if revision < self.revision:
-            return  # an older snapshot than our newest commit
+            return False  # an older snapshot than our newest commit
         own = sum(self._polled < r <= revision for r in self._own)
         foreign = revision - self._polled > own
         self._own = {r for r in self._own if r > revision}
         self._polled = revision
         self.revision = revision
         if not foreign:
-            return
+            return False
         self._wake_watchers()
         keys = list(self._subscribers)
         for start in range(0, len(keys), HEADS_CHUNK):
@@ -181,6 +181,7 @@ class Hub:
                 for buffer in self._subscribers.get(key, ()):
                     if seqno > buffer.upto:
                         buffer.fall_behind()
+        return True
 
     def retire(self) -> None:
         """The store is gone: nobody can follow it any more."""

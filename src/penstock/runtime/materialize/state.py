@@ -199,9 +199,11 @@ class Leader:
     def wants_frontier(self) -> bool:
         """Ask the shuffle for its next checkpoint, unless that was done already.
 
-        Also when stopping: an open transaction may have to extend before it can close.
+        Only when the head can take it: a checkpoint that waits for a transaction to commit grows
+        old, and what comes after it would wait for two. Also when stopping: an open transaction may
+        have to extend before it can close.
         """
-        return self.held is None
+        return self.held is None and isinstance(self.head, Idle | Extending)
 
     @property
     def tail_done(self) -> bool:

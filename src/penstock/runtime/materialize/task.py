@@ -102,7 +102,7 @@ class Task:
 
     @property
     def _has_long_tail(self) -> bool:
-        """Else it is two small records: to wait for them beats writing documents down between jobs."""
+        """Else it is two small records, for which to wait beats saving documents between jobs."""
         return self.pattern is Pattern.APPLY or self.has_triggers
 
     @property
