@@ -47,7 +47,8 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.scheduler.mode": "FAIR",
-    # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
+    # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction; on
+    # one machine, more of them than cores only cost (`_parallelism`).
     "spark.sql.shuffle.partitions": "8",
     # Adaptive execution runs every exchange as a job of its own, and plans again after each: more
     # than it saves a transaction. And partitions are shards, which must stay as they are.
@@ -88,7 +89,8 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / "spark.log"
     builder = SparkSession.builder.master(options.master).appName(options.app_name)
-    for key, value in {**_DEFAULTS, **_java_options(options.conf), **_FIXED}.items():
+    defaults = {**_DEFAULTS, **_parallelism(options.master)}
+    for key, value in {**defaults, **_java_options(options.conf), **_FIXED}.items():
         builder = builder.config(key, value)
     try:
         with _environment(environment), _standard_error_to(log):
@@ -136,6 +138,14 @@ def peak_rss_bytes() -> int | None:
         return None
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
+
+
+def _parallelism(master: str) -> dict[str, str]:
+    """As many exchange partitions as cores, where they are all here."""
+    if (found := re.fullmatch(r"local\[(\d+|\*)(,\d+)?\]", master)) is None:
+        return {}
+    cores = os.cpu_count() or 1 if found[1] == "*" else int(found[1])
+    return {"spark.sql.shuffle.partitions": str(max(2, cores))}
 
 
 def _java_options(conf: Mapping[str, str]) -> dict[str, str]:

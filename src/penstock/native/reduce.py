@@ -1,6 +1,6 @@
 """Reductions as Spark aggregates: what `native.plan` chose, over typed columns.
 
-`reduce_dataframe` turns documents into one document per key. Rows may come in any order and any
+A `Reduction` turns documents into one document per key. Rows may come in any order and any
 partitioning: every aggregate is ordered by `ord` itself, or does not care. Nothing is collected to
 the driver, and no document passes through Python, except where the plan says *PY fold*.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -38,40 +38,85 @@ _FIXED_WIDTH = (t.BooleanType, t.IntegerType, t.LongType, t.DoubleType, t.Decima
 def reduce_dataframe(
     plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
 ) -> DataFrame:
-    """Reduce the documents of each key, in ascending `order`, to one; or, partially, to few.
+    """Reduce the documents of `df`; see `Reduction`. The result is typed as documents are."""
+    reduced = Reduction(plan, order=order, full=full).apply(df)
+    flag_type = t.BooleanType() if full else t.IntegerType()
+    fields = [field for field in spark_schema(plan.columns).fields if field.name in reduced.columns]
+    flag = t.StructField(flag_column(plan, full=full), flag_type)
+    # Expressions forget the metadata of nested fields; the layout gives it back.
+    return reduced.to(t.StructType([*fields, flag]))
 
-    `df` holds the columns of documents, as `native.types` lays them out; its other columns are
-    dropped. A hidden member of the document (`_n`, `_x`) may be left out of `df` where it is NULL
-    in every row: then it costs nothing. `order` must be total within a key; a single column of
-    fixed width lets Spark hash where several make it sort.
+
+class Reduction:
+    """Reduces the documents of each key, in ascending `order`, to one; or, partially, to few.
+
+    Frames hold the columns of documents, as `native.types` lays them out; other columns are
+    dropped. A hidden member of the document (`_n`, `_x`) may be left out where it is NULL in every
+    row: then it costs nothing. `order` must be total within a key; a single column of fixed width
+    lets Spark hash where several make it sort.
 
     The result has the columns of documents, then `flag_column`: of a full reduction, whether the
     document is deleted (its columns are then those of the deletion); of a partial one, the
     position among the documents of the key.
+
+    All frames that one `Reduction` is applied to have the same columns. Its expressions are made
+    for the first of them and kept: each is many calls into the JVM, which would be more work than
+    a small frame itself. Those of containers depend on the frame, and are made each time.
     """
-    layout = spark_schema(plan.columns)
-    names = [field.name for field in layout.fields if field.name in df.columns]
+
+    def __init__(self, plan: ReductionPlan, *, order: Sequence[Column], full: bool) -> None:
+        self._plan = plan
+        self._order = order
+        self._full = full
+        self._steps: Sequence[_Step] | None = None
+
+    def apply(self, df: DataFrame) -> DataFrame:
+        """The documents of `df`, reduced. Nothing is read yet."""
+        steps = self._steps or _steps(self._plan, df, order=self._order, full=self._full)
+        if not self._plan.has_elements:
+            self._steps = steps
+        for step in steps:
+            df = step(df)
+        return df
+
+
+_Step = Callable[[DataFrame], DataFrame]
+
+
+def _steps(
+    plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
+) -> Sequence[_Step]:
+    known = set(df.columns)
+    names = [field.name for field in spark_schema(plan.columns).fields if field.name in known]
     scratch = _Scratch(plan)
-    rows = df.select(
+    columns = [
         *map(column, names),
         *(key.alias(name) for key, name in zip(key_columns(plan), scratch.keys, strict=True)),
         (order[0] if len(order) == 1 else f.struct(*order)).alias(scratch.order),
-    )
-    flag = flag_column(plan, full=full)
+    ]
+    rows = df.select(*columns)
     if plan.fold is not None or (plan.fold_partial is not None and not full):
-        return fold_documents(
-            plan,
-            _completed(rows, plan),
-            keys=scratch.keys,
-            order=scratch.order,
-            flag=flag,
-            full=full,
-        )
-    reduced = _reduce_natively(plan, rows, scratch, set(names), full=full)
-    kept = [field for field in layout.fields if field.name in names]
-    kept.append(t.StructField(flag, t.BooleanType() if full else t.IntegerType()))
-    # Expressions forget the metadata of nested fields; the layout gives it back.
-    return reduced.to(t.StructType(kept))
+        flag = flag_column(plan, full=full)
+
+        def fold(rows: DataFrame) -> DataFrame:
+            return fold_documents(
+                plan,
+                _completed(rows, plan),
+                keys=scratch.keys,
+                order=scratch.order,
+                flag=flag,
+                full=full,
+            )
+
+        return [_selecting(columns), fold]
+    return [
+        _selecting(columns),
+        *_native_steps(plan, rows.schema, scratch, set(names), full=full),
+    ]
+
+
+def _selecting(columns: Sequence[Column]) -> _Step:
+    return lambda df: df.select(*columns)
 
 
 def flag_column(plan: ReductionPlan, *, full: bool) -> str:
@@ -131,27 +176,31 @@ class _Scratch:
         self.keys = [f"{prefix}k{i}" for i in range(len(plan.key))]
 
 
-def _reduce_natively(
-    plan: ReductionPlan, rows: DataFrame, scratch: _Scratch, names: set[str], *, full: bool
-) -> DataFrame:
+def _native_steps(
+    plan: ReductionPlan, schema: t.StructType, scratch: _Scratch, names: set[str], *, full: bool
+) -> list[_Step]:
+    """From rows of `schema` to reduced documents."""
     root = plan.root
-    if plan.barrier is not None:
-        rows = _from_barrier(_completed(rows, plan), plan.barrier, scratch)
+    steps: list[_Step] = []
+    if (barrier := plan.barrier) is not None:
+        steps.append(lambda rows: _from_barrier(_completed(rows, plan), barrier, scratch))
     masks: dict[str, Column] = {}
     for at, node in enumerate(node for node in walk(root) if isinstance(node, Extreme)):
         # A window may stand neither in a filter nor in an aggregate: its outcome is a column first.
         mask = f"{scratch.prefix}extreme{at}"
         masks[node.at] = f.col(mask)
-        rows = rows.withColumn(mask, _is_extreme(node, scratch))
+        steps.append(_adding(mask, _is_extreme(node, scratch)))
     if isinstance(root, Extreme):
-        rows, root = rows.where(masks[root.at]), root.body
-    key_text = _key_text(rows, scratch.keys)
+        extreme = masks[root.at]
+        steps.append(lambda rows: rows.where(extreme))
+        root = root.body
+    key_text = _key_text(schema, scratch.keys)
     known = _known(plan, scratch.keys)
     within = f"{scratch.prefix}m" if plan.has_elements else None
     aggregates = Aggregates(
         prefix=f"{scratch.prefix}a",
         order=f.col(scratch.order),
-        hashes=_hashes(root, names, known, rows.schema[scratch.order].dataType),
+        hashes=_hashes(root, names, known, schema[scratch.order].dataType),
         full=full,
         key_text=key_text,
         within=within,
@@ -163,30 +212,38 @@ def _reduce_natively(
     else:
         fields = aggregates.members(root, column, None, hidden(root) & names)
     deleted = f.lit(False)
-    if plan.barrier is not None:
+    if barrier is not None:
         deleted = aggregates.add(f.max(scratch.deletes))
     if within is not None:
-
-        def over_elements(prefix: str, order: Column) -> Aggregates:
-            return Aggregates(
-                prefix=prefix, order=order, hashes=False, full=full, key_text=key_text
-            )
-
-        grouped = group_with_elements(
-            rows,
-            aggregates,
-            over_elements,
-            keys=scratch.keys,
-            order=scratch.order,
-            within=within,
-            full=full,
-        )
+        steps.append(_grouping_elements(aggregates, scratch, within, key_text, full=full))
     else:
-        grouped = rows.groupBy(*scratch.keys).agg(*aggregates.all)
-    for name, folded in aggregates.folds:
-        grouped = grouped.withColumn(name, folded)
+        made = aggregates.all
+        steps.append(lambda rows: rows.groupBy(*scratch.keys).agg(*made))
+    steps += (_adding(name, folded) for name, folded in aggregates.folds)
     flag = deleted if full else f.lit(0)
-    return grouped.select(*fields, flag.alias(flag_column(plan, full=full)))
+    steps.append(_selecting([*fields, flag.alias(flag_column(plan, full=full))]))
+    return steps
+
+
+def _adding(name: str, value: Column) -> _Step:
+    return lambda rows: rows.withColumn(name, value)
+
+
+def _grouping_elements(
+    aggregates: Aggregates, scratch: _Scratch, within: str, key_text: Column, *, full: bool
+) -> _Step:
+    def over_elements(prefix: str, order: Column) -> Aggregates:
+        return Aggregates(prefix=prefix, order=order, hashes=False, full=full, key_text=key_text)
+
+    return lambda rows: group_with_elements(
+        rows,
+        aggregates,
+        over_elements,
+        keys=scratch.keys,
+        order=scratch.order,
+        within=within,
+        full=full,
+    )
 
 
 def _from_barrier(rows: DataFrame, barrier: Barrier, scratch: _Scratch) -> DataFrame:
@@ -263,12 +320,12 @@ _FIXED_KINDS = (
 )
 
 
-def _key_text(rows: DataFrame, keys: Sequence[str]) -> Column:
+def _key_text(schema: t.StructType, keys: Sequence[str]) -> Column:
     """The key as a JSON array."""
     parts = []
     for name in keys:
         value = f.col(name)
-        if isinstance(rows.schema[name].dataType, t.StringType):
+        if isinstance(schema[name].dataType, t.StringType):
             array = f.to_json(f.array(value))
             value = f.substring(array, f.lit(2), f.length(array) - 2)
         parts.append(f.coalesce(value.cast("string"), f.lit("null")))

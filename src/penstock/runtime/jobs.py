@@ -48,7 +48,8 @@ from penstock.native.arrow import to_arrow, to_json
 from penstock.native.keys import key_hash, shard_index
 from penstock.native.plan import ReductionPlan
 from penstock.native.predicate import predicate
-from penstock.native.reduce import flag_column, reduce_dataframe, reduction_errors
+from penstock.native.reduce import Reduction, flag_column, reduction_errors
+from penstock.native.reduce import key_columns as reduction_keys
 from penstock.native.types import arrow_schema, spark_schema
 from penstock.runtime.connector import Attempt, ConnectorError, Loader, Staged, Target, Workers
 from penstock.runtime.materialize.fields import Mode
@@ -206,24 +207,13 @@ def _checker(schema: str, root: Column) -> Callable[[_Batches], _Batches]:
     return check
 
 
-def combined(
-    works: Sequence[Work],
-    frames: Documents,
-    orders: Mapping[int, Sequence[SparkColumn]],
-    *,
-    small: bool = False,
-) -> Documents:
-    """Documents of a transaction, reduced as far as can be without those that are stored.
+def combination(plan: ReductionPlan, mode: Mode, *, order: Sequence[str]) -> Reduction:
+    """Reduces documents of a binding as far as can be without those that are stored.
 
     That is to one per key, unless some are to be loaded, or all are to be kept as they are.
     """
-    made = {}
-    for work in works:
-        binding = work.target.binding
-        frame = frames[binding].coalesce(1) if small else frames[binding]
-        whole = work.mode in (Mode.REPLACE, Mode.PUSHDOWN)
-        made[binding] = reduce_dataframe(work.plan, frame, order=orders[binding], full=whole)
-    return made
+    whole = mode in (Mode.REPLACE, Mode.PUSHDOWN)
+    return Reduction(plan, order=[f.col(_quoted(name)) for name in order], full=whole)
 
 
 def loaded(
@@ -274,19 +264,33 @@ def stage_small(
     shards: int,
 ) -> Manifest:
     """The same for a small transaction without loads: the leader itself stages, as shard 0."""
-    with _errors():
-        table: Any = _together(documents).coalesce(1).toArrow()
     staged: list[Staged] = []
     counted: list[Counted] = []
+    collected = _collected(documents)
     for work in works:
         binding = work.target.binding
-        structs = table.column(_name(binding)).combine_chunks()
-        rows = pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
+        rows = collected[binding]
         made, count = _store(work.errand, iter([rows]), workers, identity.attempt(binding, 0, 0))
         staged += made
         counted.append(count)
         counted += (Counted(binding=binding, shard=shard) for shard in range(1, shards))
     return Manifest(staged=tuple(staged), counted=tuple(counted))
+
+
+def _collected(documents: Documents) -> Mapping[int, pyarrow.RecordBatch]:
+    """The rows of few documents, by one job of one task."""
+    with _errors():
+        if len(documents) == 1:
+            (binding,) = documents
+            alone: Any = documents[binding].toArrow().combine_chunks()
+            empty = pa.RecordBatch.from_pylist([], alone.schema)
+            return {binding: next(iter(alone.to_batches()), empty)}
+        table: Any = _together(documents).coalesce(1).toArrow()
+    found = {}
+    for binding in documents:
+        structs = table.column(_name(binding)).combine_chunks()
+        found[binding] = pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
+    return found
 
 
 def save(documents: Documents, path: str) -> None:
@@ -346,19 +350,21 @@ def _together(documents: Documents) -> DataFrame:
 
 
 def _routed(work: Work, documents: DataFrame, shards: int) -> DataFrame:
-    """Documents with their packed key last, sorted by it, in the partition of their shard."""
+    """Documents in a partition of their shard, sorted by key, so that an index is filled in order.
+
+    A single shard has as many partitions as the documents had: all of a key are in one of them.
+    Where packed keys are asked for, they are the last column.
+    """
     plan = work.plan
+    if shards == 1 and work.mode is not Mode.LOAD:
+        return documents.sortWithinPartitions(*reduction_keys(plan))
     keyed = documents.withColumn(
         _PACKED, key_columns(plan.schema.shape, plan.columns, plan.key).packed
     )
-    if shards == 1:
-        return keyed.coalesce(1).sortWithinPartitions(_PACKED)
-    return (
-        keyed.withColumn(_SHARD, shard_index(key_hash(f.col(_PACKED)), shards))
-        .repartitionById(shards, f.col(_SHARD))
-        .drop(_SHARD)
-        .sortWithinPartitions(_PACKED)
-    )
+    if shards > 1:
+        shard = shard_index(key_hash(f.col(_PACKED)), shards)
+        keyed = keyed.withColumn(_SHARD, shard).repartitionById(shards, f.col(_SHARD)).drop(_SHARD)
+    return keyed.sortWithinPartitions(_PACKED)
 
 
 def _with_loaded(
@@ -373,7 +379,7 @@ def _with_loaded(
         _loader(work.errand, workers, identity, shards),
         t.StructType([*layout.fields, order]),
     )
-    return reduce_dataframe(work.plan, both, order=[f.col(_ORDER)], full=True)
+    return Reduction(work.plan, order=[f.col(_ORDER)], full=True).apply(both)
 
 
 # ------------------------------------------------------------------------------------- in tasks
@@ -383,7 +389,7 @@ def _shard_of_task(shards: int) -> tuple[int, int]:
     """Which shard this task works for, and its attempt.
 
     A union puts the partitions of its parts one behind the other, or together: the partition of a
-    part is the remainder either way.
+    part is the remainder either way. A single shard has any number of tasks.
     """
     context = TaskContext.get()
     if context is None:
@@ -518,37 +524,43 @@ def _row(
 
 
 def _manifest(works: Sequence[Work], rows: Sequence[Mapping[str, Any]], shards: int) -> Manifest:
-    """What a finished job returned: one row for each shard of a binding.
+    """What a finished job returned: a row for each shard of a binding, or several of a single one.
 
     Or none at all of a binding, if Spark found out that it has no rows, and ran no task.
     """
     for row in rows:
         if row["error"] is not None:
             raise _error_in(row["error"])
-    found = sorted((row["binding"], row["shard"]) for row in rows)
-    heard = {binding for binding, _ in found}
+    by_shard: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_shard.setdefault((row["binding"], row["shard"]), []).append(row)
+    heard = {binding for binding, _ in by_shard}
     known = sorted(work.target.binding for work in works)
     expected = [
         (binding, shard) for binding in known if binding in heard for shard in range(shards)
     ]
-    if found != expected:
-        raise Bug(f"a job returned manifests of {found}, and not of {expected}")
-    rows = sorted(rows, key=lambda row: (row["binding"], row["shard"]))
+    found = sorted(by_shard)
+    if found != expected or (shards > 1 and len(rows) != len(found)):
+        raise Bug(f"a job returned {len(rows)} manifests of {found}, and not of {expected}")
     return Manifest(
         staged=tuple(
             Staged(binding=binding, shard=shard, at=at, rows=count, bytes=size)
-            for row in rows
+            for place in found
+            for row in by_shard[place]
             for binding, shard, at, count, size in json.loads(row["staged"])
         ),
         counted=tuple(
             Counted(
-                binding=row["binding"],
-                shard=row["shard"],
-                stored_docs=row["stored_docs"],
-                stored_bytes=row["stored_bytes"],
-                max_key=row["max_key"],
+                binding=binding,
+                shard=shard,
+                stored_docs=sum(row["stored_docs"] for row in by_shard[binding, shard]),
+                stored_bytes=sum(row["stored_bytes"] for row in by_shard[binding, shard]),
+                max_key=max(
+                    (row["max_key"] for row in by_shard[binding, shard] if row["max_key"]),
+                    default=None,
+                ),
             )
-            for row in rows
+            for binding, shard in found
         ),
     )
 

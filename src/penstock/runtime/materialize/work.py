@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -32,9 +33,10 @@ from penstock.runtime.stats import Counts
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.journal.planning import Planner
+    from penstock.native.reduce import Reduction
     from penstock.runtime.jobs import Counted, Documents, Identity, Manifest, Work
     from penstock.shuffle.slice import Slice
 
@@ -128,6 +130,8 @@ class Jobs:
         """Where jobs leave something to the next: a directory for each session."""
         self._shards = built.runtime.shards
         self._slice: Slice | None = None
+        self._combinations: dict[tuple[int, bool, bool], Reduction] = {}
+        """By binding, whether all columns are read, and whether clocks alone order documents."""
         self._targets = {each.binding.index: each for each in built.targets}
 
     async def gather(self, transaction: Transaction, states: Mapping[str, JournalState]) -> None:
@@ -239,27 +243,41 @@ class Jobs:
     async def _combined(
         self, transaction: Transaction, states: Mapping[str, JournalState], *, small: bool = False
     ) -> Documents:
-        from pyspark.sql import functions as f
-
-        from penstock.runtime import jobs
-
+        """Documents of a transaction, combined by key; in one task, if they are few."""
         if self._slice is None:
             self._spark, self._slice = await self._open()
-        frames, orders = {}, {}
+        made = {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
             foreign = refusals.are_foreign(bound.binding, some)
             frame = await self._slice.frame(
                 bound.binding, some, states, columns=None if foreign else bound.columns
             )
-            if foreign:
-                frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
-            frames[binding] = frame
+            combine = functools.partial(self._combine, binding, some, foreign=foreign, small=small)
+            made[binding] = await asyncio.to_thread(combine, frame)
+        return made
+
+    def _combine(
+        self,
+        binding: int,
+        deliveries: Sequence[Delivery],
+        frame: DataFrame,
+        *,
+        foreign: bool,
+        small: bool,
+    ) -> DataFrame:
+        from penstock.runtime import jobs
+
+        bound = self._targets[binding]
+        if foreign:
+            frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
+        one = _has_one_producer(deliveries)
+        if (combination := self._combinations.get((binding, foreign, one))) is None:
             names = stamp_names(bound.plan.columns)
-            stamps = (names.clock, names.producer)[: 1 if _has_one_producer(some) else 2]
-            orders[binding] = [f.col(name) for name in stamps]
-        works = transaction.works or self._works(transaction, {})
-        return jobs.combined(works, frames, orders, small=small)
+            order = (names.clock,) if one else (names.clock, names.producer)
+            combination = jobs.combination(bound.plan, bound.mode, order=order)
+            self._combinations[binding, foreign, one] = combination
+        return combination.apply(frame.coalesce(1) if small else frame)
 
     async def _gather(
         self, transaction: Transaction, states: Mapping[str, JournalState], attempt: int
@@ -303,14 +321,17 @@ class Jobs:
         from penstock.runtime import jobs
 
         works, identity = transaction.works, self._identity(transaction, attempt)
-        small = transaction.bytes <= SMALL_BYTES and not any(w.mode is Mode.LOAD for w in works)
-        documents = transaction.gathered or await self._combined(transaction, states, small=small)
-        if not small:
-            documents = jobs.loaded(works, documents, workers, identity, shards=self._shards)
-        run = jobs.stage_small if small else jobs.stage
-        return await self._in_spark(
-            transaction, lambda: run(works, documents, workers, identity, shards=self._shards)
-        )
+        few = transaction.bytes <= SMALL_BYTES
+        documents = transaction.gathered or await self._combined(transaction, states, small=few)
+        shards = self._shards
+
+        def run() -> Manifest:
+            if few and not any(work.mode is Mode.LOAD for work in works):
+                return jobs.stage_small(works, documents, workers, identity, shards=shards)
+            loaded = jobs.loaded(works, documents, workers, identity, shards=shards)
+            return jobs.stage(works, loaded, workers, identity, shards=shards)
+
+        return await self._in_spark(transaction, run)
 
     async def _stage_saved(
         self, transaction: Transaction, workers: Workers, attempt: int
