@@ -87,32 +87,31 @@ def _steps(
     plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
 ) -> Sequence[_Step]:
     known = set(df.columns)
-    names = [field.name for field in spark_schema(plan.columns).fields if field.name in known]
     scratch = _Scratch(plan)
-    columns = [
-        *map(column, names),
-        *(key.alias(name) for key, name in zip(key_columns(plan), scratch.keys, strict=True)),
-        (order[0] if len(order) == 1 else f.struct(*order)).alias(scratch.order),
-    ]
-    rows = df.select(*columns)
+    names = [field.name for field in spark_schema(plan.columns).fields if field.name in known]
+    keys = [key.alias(name) for key, name in zip(key_columns(plan), scratch.keys, strict=True)]
+    ordered = order[0] if len(order) == 1 else f.struct(*order)
+    beside = [*keys, ordered.alias(scratch.order)]
+    selecting = _selecting([*map(column, names), *beside])
     if plan.fold is not None or (plan.fold_partial is not None and not full):
-        flag = flag_column(plan, full=full)
+        return [selecting, _folding(plan, scratch, full=full)]
+    types = df.select(*beside).schema
+    extremes = any(isinstance(node, Extreme) for node in walk(plan.root))
+    if plan.barrier is not None or plan.has_elements or extremes:
+        order_, groups = f.col(scratch.order), [f.col(name) for name in scratch.keys]
+        return [
+            selecting,
+            *_native_steps(plan, types, scratch, set(names), order_, groups, full=full),
+        ]
+    # Rows are looked at once, and need no names for what they are grouped and ordered by.
+    return _native_steps(plan, types, scratch, set(names), ordered, keys, full=full)
 
-        def fold(rows: DataFrame) -> DataFrame:
-            return fold_documents(
-                plan,
-                _completed(rows, plan),
-                keys=scratch.keys,
-                order=scratch.order,
-                flag=flag,
-                full=full,
-            )
 
-        return [_selecting(columns), fold]
-    return [
-        _selecting(columns),
-        *_native_steps(plan, rows.schema, scratch, set(names), full=full),
-    ]
+def _folding(plan: ReductionPlan, scratch: _Scratch, *, full: bool) -> _Step:
+    flag = flag_column(plan, full=full)
+    return lambda rows: fold_documents(
+        plan, _completed(rows, plan), keys=scratch.keys, order=scratch.order, flag=flag, full=full
+    )
 
 
 def _selecting(columns: Sequence[Column]) -> _Step:
@@ -177,9 +176,16 @@ class _Scratch:
 
 
 def _native_steps(
-    plan: ReductionPlan, schema: t.StructType, scratch: _Scratch, names: set[str], *, full: bool
+    plan: ReductionPlan,
+    types: t.StructType,
+    scratch: _Scratch,
+    names: set[str],
+    order: Column,
+    groups: Sequence[Column],
+    *,
+    full: bool,
 ) -> list[_Step]:
-    """From rows of `schema` to reduced documents."""
+    """From rows to reduced documents; `types` are those of their keys and their order."""
     root = plan.root
     steps: list[_Step] = []
     if (barrier := plan.barrier) is not None:
@@ -194,13 +200,13 @@ def _native_steps(
         extreme = masks[root.at]
         steps.append(lambda rows: rows.where(extreme))
         root = root.body
-    key_text = _key_text(schema, scratch.keys)
+    key_text = _key_text(types, scratch.keys)
     known = _known(plan, scratch.keys)
     within = f"{scratch.prefix}m" if plan.has_elements else None
     aggregates = Aggregates(
         prefix=f"{scratch.prefix}a",
-        order=f.col(scratch.order),
-        hashes=_hashes(root, names, known, schema[scratch.order].dataType),
+        order=order,
+        hashes=_hashes(root, names, known, types[scratch.order].dataType),
         full=full,
         key_text=key_text,
         within=within,
@@ -218,7 +224,7 @@ def _native_steps(
         steps.append(_grouping_elements(aggregates, scratch, within, key_text, full=full))
     else:
         made = aggregates.all
-        steps.append(lambda rows: rows.groupBy(*scratch.keys).agg(*made))
+        steps.append(lambda rows: rows.groupBy(*groups).agg(*made))
     steps += (_adding(name, folded) for name, folded in aggregates.folds)
     flag = deleted if full else f.lit(0)
     steps.append(_selecting([*fields, flag.alias(flag_column(plan, full=full))]))
@@ -320,13 +326,14 @@ _FIXED_KINDS = (
 )
 
 
-def _key_text(schema: t.StructType, keys: Sequence[str]) -> Column:
+def _key_text(types: t.StructType, keys: Sequence[str]) -> Column:
     """The key as a JSON array."""
     parts = []
     for name in keys:
         value = f.col(name)
-        if isinstance(schema[name].dataType, t.StringType):
+        if isinstance(types[name].dataType, t.StringType):
             array = f.to_json(f.array(value))
             value = f.substring(array, f.lit(2), f.length(array) - 2)
         parts.append(f.coalesce(value.cast("string"), f.lit("null")))
-    return f.concat(f.lit("["), f.concat_ws(",", *parts), f.lit("]"))
+    text = parts[0] if len(parts) == 1 else f.concat_ws(",", *parts)
+    return f.concat(f.lit("["), text, f.lit("]"))
