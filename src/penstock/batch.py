@@ -92,9 +92,9 @@ def materializations(catalog: Catalog, names: Sequence[str] = ()) -> list[Materi
     return [spec for spec in catalog.materializations if not spec.shards.disable]
 
 
-def make_world(settings: Settings, store: Consensus) -> World:
-    """Where leaders live, as these settings say."""
-    options = EngineOptions(master=settings.master, conf=settings.conf)
+def make_world(settings: Settings, store: Consensus, *, short: bool = False) -> World:
+    """Where leaders live, as these settings say; `short` if Spark ends with what is there now."""
+    options = EngineOptions(master=settings.master, conf=settings.conf, short=short)
     return World(
         planner=Planner(
             journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_MIN = 17
+
+ARCHIVE_CLASSES = "-XX:ArchiveClassesAtExit"
+"""The JVM option that makes a class archive."""
+
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 _FIXED: Mapping[str, str] = {
     # Member names of JSON documents are case-sensitive, and arithmetic never wraps or yields NULL.
@@ -67,6 +73,9 @@ class EngineOptions:
     app_name: str = "penstock"
     log_dir: Path | None = None
     """Where the JVM's own log goes; a temporary directory by default."""
+    short: bool = False
+    """The session will not live long: code is compiled quickly rather than well. Of a minute, the
+    optimising compiler takes a third, which only what goes on for minutes gets back."""
 
 
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
@@ -90,7 +99,7 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     log = log_dir / "spark.log"
     builder = SparkSession.builder.master(options.master).appName(options.app_name)
     defaults = {**_DEFAULTS, **_parallelism(options.master)}
-    for key, value in {**defaults, **_java_options(options.conf), **_FIXED}.items():
+    for key, value in {**defaults, **_java_options(options), **_FIXED}.items():
         builder = builder.config(key, value)
     try:
         with _environment(environment), _standard_error_to(log):
@@ -109,7 +118,7 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     return spark
 
 
-def close_spark() -> None:
+def close_spark(*, timeout_s: float = 30) -> None:
     """Stop the process's session, if it has one, and end its JVM."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -120,7 +129,7 @@ def close_spark() -> None:
     if gateway is not None:
         gateway.shutdown()
         gateway.proc.stdin.close()
-        gateway.proc.wait(timeout=30)
+        gateway.proc.wait(timeout=timeout_s)
         SparkContext._gateway = None  # noqa: SLF001
         SparkContext._jvm = None  # noqa: SLF001
 
@@ -148,11 +157,31 @@ def _parallelism(master: str) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(max(2, cores))}
 
 
-def _java_options(conf: Mapping[str, str]) -> dict[str, str]:
-    """The person's configuration, with our log settings in front of their JVM options."""
-    quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+def _java_options(options: EngineOptions) -> dict[str, str]:
+    """The person's configuration, with our settings in front of their JVM options."""
     key = "spark.driver.extraJavaOptions"
-    return {**conf, key: f"{quiet} {conf[key]}" if key in conf else quiet}
+    theirs = options.conf.get(key, "")
+    ours = [f"-Dlog4j2.configurationFile={_quoted(_LOG_SETTINGS.as_uri())}"]
+    if options.short:
+        ours.append("-XX:TieredStopAtLevel=1")
+    if (archive := class_archive()).exists() and ARCHIVE_CLASSES not in theirs:
+        # One that does not fit this Java and these jars is passed over by the JVM.
+        ours.append(f"-XX:SharedArchiveFile={_quoted(str(archive))}")
+    return {**options.conf, key: " ".join([*ours, *([theirs] if theirs else [])])}
+
+
+def class_archive() -> Path:
+    """Where Spark's classes are kept as the JVM wants them, if `penstock prepare` was run.
+
+    Loading and verifying them is half of the time that Spark takes to start and to run a first job.
+    It lies in the environment that Penstock is installed in, and goes with it.
+    """
+    name = f"spark-{metadata.version('pyspark')}-java-{find_java().version}.jsa"
+    return Path(sys.prefix) / "share" / "penstock" / name
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if " " in text else text
 
 
 def _launch_environment(conf: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from penstock.cli import (
     journals,
     list_failpoints,
     persistd,
+    prepare,
     preview,
     read,
     run,
@@ -75,6 +76,7 @@ register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)
 register(app, doctor.doctor)
+register(app, prepare.prepare)
 
 tasks = typer.Typer(name="task", help="Ask something of a running task.", no_args_is_help=True)
 register(tasks, task.close_now)

@@ -295,16 +295,19 @@ def scan_frame(
     """The rows of a plan. Nothing is read until somebody asks for them."""
     names = _names(wanted, columns, meta=meta)
     documents = names[:-STAMPS] if meta else names
-    frames = list(_native_frames(spark, spark_root(blobs), plan.native, layouts, wanted))
+    native = _native_frames(spark, spark_root(blobs), plan.native, layouts, wanted)
+    frames = [frame.select(*map(_column, names)) for frame in native]
+    stamped = []
     local, distributed = _apart(plan.rest)
     if distributed:
-        frames.append(_arrow_frame(spark, blobs, splits(distributed, layouts), wanted, documents))
-    if local or not frames:
+        stamped.append(_arrow_frame(spark, blobs, splits(distributed, layouts), wanted, documents))
+    if local or not (frames or stamped):
         split = Split(pieces=tuple(local), layouts=layouts)
-        frames.append(_local_frame(spark, blobs, split, wanted, documents))
-    chosen = [
-        frame if frame.columns == names else frame.select(*map(_column, names)) for frame in frames
-    ]
+        stamped.append(_local_frame(spark, blobs, split, wanted, documents))
+    # These have the columns that were asked for, and their stamps: to look again is a call.
+    chosen = frames + (
+        stamped if meta else [frame.select(*map(_column, names)) for frame in stamped]
+    )
     return reduce(DataFrame.union, chosen)
 
 
