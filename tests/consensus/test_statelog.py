@@ -25,6 +25,7 @@ from penstock.consensus.statelog import (
     append_all,
     follow,
     load,
+    newest_diff,
 )
 from penstock.consensus.store import CasResult, Consensus, Determinate, ErrorKind
 from penstock.testing.unreliable import UnreliableConsensus
@@ -412,6 +413,47 @@ async def test_a_rollup_knows_the_revision_of_every_entry_it_replaces() -> None:
         replica = await load(store, "k", machine)
         assert replica.base > 0
         assert dict(replica.state) == committed
+
+
+async def test_a_writer_reads_back_no_more_than_it_wrote() -> None:
+    """However much the log holds: not the state, and no entry twice."""
+    policy = RollupPolicy(diffs_min=8, diffs_max=10_000)
+    machine = RevisionMachine()
+    async with memory_store() as inner:
+        store = Interposed(inner)
+        log = await StateLog.open(store, "k", machine, policy=policy)
+        for n in range(64):
+            await log.append(always(f"{n}"))
+        store.entries_read = 0
+        for n in range(64, 128):
+            await log.append(always(f"{n}"))
+        assert store.entries_read <= 64 + 8
+        assert await log.settled() == (await load(inner, "k", machine)).state
+
+
+async def test_a_command_may_ask_for_the_state_in_its_entry() -> None:
+    async with memory_store() as inner:
+        store = Interposed(inner)
+        log = await opened(store)
+        await log.append(always("a"))
+        [committed] = await append_all([Command(log, always("b"), roll_up=True)])
+        assert committed is not None
+        assert log.replica.base == committed.seqno
+        store.entries_read = 0
+        assert await state_of(store) == ("a", "b")
+        assert store.entries_read == 2, "the head, and the same entry once more"
+
+
+async def test_the_newest_diff_is_told_by_the_head_alone() -> None:
+    async with memory_store() as inner:
+        store = Interposed(inner, lambda n, _: Fate.REFUSE if n == 0 else Fate.PASSES)
+        assert await newest_diff(store, "k", MACHINE) is None
+        log = await led(inner)
+        assert await newest_diff(store, "k", MACHINE) is None, "a change of epoch does nothing"
+        for n in range(9):
+            await log.append(always(f"c{n}"))
+            assert await newest_diff(store, "k", MACHINE) == f"c{n}"
+        assert set(store.calls) == {"head"}
 
 
 # ------------------------------------------------------------------------------- reading, following

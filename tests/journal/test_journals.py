@@ -11,9 +11,11 @@ import pytest
 
 from consensus.interposed import Fate, Interposed
 from penstock.consensus.open import open_consensus
-from penstock.consensus.replica import RollupPolicy
+from penstock.consensus.replica import Author, RollupPolicy, compose
 from penstock.consensus.replicas import Moved
-from penstock.consensus.store import Consensus, VersionedData
+from penstock.consensus.statelog import load
+from penstock.consensus.store import CasResult, Consensus, VersionedData
+from penstock.journal.codec import JournalMachine
 from penstock.journal.journals import Journals, MissingJournal, creation
 from penstock.journal.names import JournalName, journal_key
 from penstock.journal.selector import LabelSelector
@@ -103,6 +105,41 @@ async def test_creating_again_is_nothing_and_another_is_refused(store: Consensus
     assert "team=a" in str(caught.value)
     with pytest.raises(Refused, match="is another"):
         await journals.create(EU, labels={"team": "a"}, key_end=0x7FFFFFFF)
+
+
+async def test_whether_a_journal_exists_is_known_without_loading_it(store: Consensus) -> None:
+    journals, name = Journals(store, policy=RollupPolicy(diffs_min=4)), str(EU)
+    looking = Interposed(store)
+    asked = Journals(looking)  # type: ignore[arg-type]
+    assert not await asked.exists(name)
+    await journals.create(EU)
+    looking.calls.clear()
+    for _ in range(10):
+        await journals.append(name, [fragment(), ack()])
+        assert await asked.exists(name)
+    await journals.suspend(name)
+    assert await asked.exists(name)
+    await journals.drop(name)
+    assert not await asked.exists(name)
+    await journals.create(EU)
+    assert await asked.exists(name)
+    assert set(looking.calls) == {"head"}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+async def test_a_journal_exists_whatever_its_newest_entry_says(
+    store: Consensus, dropped: bool
+) -> None:
+    """A rollup alone says nothing about what happened: then the state tells."""
+    journals, name = Journals(store), str(EU)
+    await journals.create(EU)
+    if dropped:
+        await journals.drop(name)
+    replica = await load(store, journal_key(name), JournalMachine())
+    author = Author(writer=b"w" * 16, writer_seq=1, token=b"t" * 16, epoch=0, wall_ms=0)
+    rollup = compose(replica, author, None, policy=RollupPolicy(), force_rollup=True).new
+    assert await store.compare_and_set(journal_key(name), rollup) is CasResult.COMMITTED
+    assert await Journals(store).exists(name) is not dropped
 
 
 async def test_journals_are_created_once_by_all_who_come_at_once(store: Consensus) -> None:

@@ -14,10 +14,13 @@ import pytest
 from journal import crashing
 from journal.crashing import DOCUMENTS, Job, intents_file
 from journal.publishing import batch, world
+from penstock.journal.state import RECORDS_MAX
 from penstock.journal.transaction import Intents
+from penstock.journal.upkeep import collect_garbage
 
 Run = Callable[[Job], int]
 KILLED = 137
+EU = "acme/orders/region=eu/pivot=00"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,32 @@ async def test_a_transaction_that_is_one_append_needs_no_replay(
     job = Job(directory=str(tmp_path), url=url, now=True, failpoint=failpoint)
     assert run(job) == KILLED
     assert await visible(tmp_path, url) == (ALL if committed else NONE)
+
+
+async def test_a_page_that_was_written_and_not_named_is_garbage_and_nothing_else(
+    tmp_path: Path, run: Run
+) -> None:
+    url = f"sqlite:///{tmp_path / 'consensus.db'}"
+    own = [{"id": n, "region": "eu"} for n in range(1000, 1000 + RECORDS_MAX // 2)]
+    async with world(tmp_path, url) as here:
+        publisher = here.publisher()
+        for document in own:
+            await publisher.publish(0, batch([document]))
+            await publisher.commit_now()
+    job = Job(directory=str(tmp_path), url=url, now=True, failpoint="seal.written")
+    assert run(job) == KILLED
+    async with world(tmp_path, url) as here:
+        full = await here.journals.load(EU)
+        assert (len(full.pages), len(full.records) > RECORDS_MAX) == (0, True)
+    expected = sorted([*ALL, *(document["id"] for document in own)])
+    assert await visible(tmp_path, url) == expected, "whoever comes next goes on, and seals"
+    async with world(tmp_path, url) as here:
+        sealed = await here.journals.load(EU)
+        assert (len(sealed.pages), len(sealed.records)) == (1, RECORDS_MAX // 4)
+        collected = await collect_garbage(here.journals, here.blobs, now_s=4e9)
+        [path] = collected.garbage
+        assert path.endswith(".page")
+    assert await visible(tmp_path, url) == sorted([*expected, 100])
 
 
 async def test_without_a_crash_point_everything_is_there(tmp_path: Path, run: Run) -> None:

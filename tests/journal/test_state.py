@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.journal.codec import JournalMachine, decode_page, encode_page
 from penstock.journal.state import (
     UNKNOWN,
+    AckRecord,
     Append,
     Blob,
     Compact,
@@ -22,6 +23,7 @@ from penstock.journal.state import (
     Page,
     Record,
     Refused,
+    Reseal,
     Resume,
     Retain,
     Seal,
@@ -29,6 +31,9 @@ from penstock.journal.state import (
     Suspend,
     apply,
 )
+from penstock.model.clock import Clock, Flag, Producer
+from penstock.model.hints import Commit
+from penstock.model.runs import Run
 from penstock.testing.strategies_journal import appends, records
 
 MACHINE = JournalMachine()
@@ -118,6 +123,21 @@ class JournalDiffs(RuleBasedStateMachine):
         )  # fmt: skip
         self.commit(Seal(page=page))
 
+    @precondition(lambda self: self.state.readable and self.state.pages)
+    @rule(first=st.integers(0, 3), count=st.integers(1, 3))
+    def reseal(self, first: int, count: int) -> None:
+        chosen = self.state.pages[first : first + count]
+        if chosen:
+            path = f"page{self.revision}"
+            self.pages[path] = tuple(r for page in chosen for r in self.pages[page.path])
+            page = replace(
+                chosen[0], path=path, end=chosen[-1].end, records=len(self.pages[path]),
+                revision_max=chosen[-1].revision_max,
+            )  # fmt: skip
+            pages = self.state.pages
+            self.commit(Reseal(page=page))
+            assert self.state.pages == (*pages[:first], page, *pages[first + count :])
+
     @precondition(lambda self: self.state.readable)
     @rule()
     def drop(self) -> None:
@@ -154,6 +174,47 @@ def test_unknown_revisions_are_filled_in_when_a_rollup_is_read(appended: list[Re
     assert len(decoded.records) == len(appended)
 
 
+P7 = Producer(Producer.MULTICAST | 7)
+ROWS = Fragment(
+    rows=2, bytes=3, at=Inline(data=b"abc"), schema="s", key_hash_min=1, key_hash_max=2,
+    runs=(
+        Run(
+            producer=P7, kind=Flag.CONTINUE_TXN, first_offset=0, last_offset=1, rows=2,
+            clock_min=Clock(160), clock_max=Clock(161), clock_max_offset=1, increasing=True,
+        ),
+    ),
+)  # fmt: skip
+CLOSED = AckRecord(producer=P7, clock=Clock(162), hints=(Commit("b", P7, Clock(162)),))
+PAGE = Page(
+    path="p", begin=0, end=2, records=1, rows=2, bytes=3, revision_min=5, revision_max=5
+)  # fmt: skip
+OPEN = apply(
+    apply(
+        JournalState(),
+        Create(collection="a", labels=(("region", "eu"),), key_begin=0, key_end=9),
+        1,
+    ),
+    Append(records=(ROWS, CLOSED)),
+    5,
+)
+SEALED = apply(OPEN, Seal(page=PAGE), 6)
+
+
+def test_what_the_first_release_wrote_is_still_read() -> None:
+    diff = (
+        "9201929a000000020391c403616263a1739199cf000001000000000701000102cca0cca101c30102"
+        "96010000cf0000010000000007cca29191a162"
+    )
+    state = (
+        "9aa6616374697665a1619192a6726567696f6ea2657500090100039198a1700002010203050591"
+        "96010205cf0000010000000007cca29191a162"
+    )
+    page = "9201919a000005020391c403616263a1739199cf000001000000000701000102cca0cca101c30102"
+    assert MACHINE.decode_diff(bytes.fromhex(diff), 1) == Append(records=(ROWS, CLOSED))
+    assert MACHINE.decode_state(bytes.fromhex(state), 1, 7) == SEALED
+    assert decode_page(bytes.fromhex(page)) == OPEN.records[:1]
+
+
 @pytest.mark.parametrize(
     ("state", "diff", "message"),
     [
@@ -166,6 +227,18 @@ def test_unknown_revisions_are_filled_in_when_a_rollup_is_read(appended: list[Re
             Compact(begin=0, end=5, path="p", bytes=1),
             "not whole fragments",
             id="compact what is not there",
+        ),
+        pytest.param(
+            SEALED, Reseal(page=replace(PAGE, end=3)), "not whole pages", id="reseal half a page"
+        ),
+        pytest.param(
+            SEALED, Reseal(page=replace(PAGE, records=2)), "not whole pages", id="of other records"
+        ),
+        pytest.param(
+            apply(JournalState(), CREATE, 1),
+            Reseal(page=PAGE),
+            "not whole pages",
+            id="reseal what was forgotten",
         ),
     ],
 )

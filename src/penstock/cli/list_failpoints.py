@@ -13,6 +13,7 @@ DECLARED_IN = (
     "penstock.consensus.sqlite",
     "penstock.consensus.statelog",
     "penstock.journal.publisher",
+    "penstock.journal.sealing",
     "penstock.journal.upkeep",
     "penstock.shuffle.log",
     "penstock.connectors.postgres",

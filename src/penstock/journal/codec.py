@@ -26,6 +26,7 @@ from penstock.journal.state import (
     JournalState,
     Page,
     Record,
+    Reseal,
     Resume,
     Retain,
     Seal,
@@ -37,10 +38,13 @@ from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Of diffs and states. 1 is the same without `Reseal`."""
+
+PAGE_FORMAT: Final = 1
 
 _FRAGMENT, _ACK = 0, 1
-_CREATE, _APPEND, _SUSPEND, _RESUME, _RETAIN, _COMPACT, _SEAL, _DROP = range(8)
+_CREATE, _APPEND, _SUSPEND, _RESUME, _RETAIN, _COMPACT, _SEAL, _DROP, _RESEAL = range(9)
 
 # A producer is an integer of its own type, which msgspec asks about; it is written as an integer.
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
@@ -94,21 +98,21 @@ class JournalMachine:
             generation=generation,
             begin=begin,
             end=end,
-            pages=tuple(Page(**dict(zip(_PAGE, page, strict=True))) for page in pages),
+            pages=tuple(map(_page_in, pages)),
             records=tuple(_record_in(record, revision) for record in records),
         )
 
 
 def encode_page(records: Sequence[Record]) -> bytes:
     """The content of a page's object."""
-    return _encode([FORMAT, [_record_out(record) for record in records]])
+    return _encode([PAGE_FORMAT, [_record_out(record) for record in records]])
 
 
 def decode_page(data: bytes) -> tuple[Record, ...]:
     """The records of a page."""
     version, records = _decode(data)
-    if version > FORMAT:
-        raise Bug(f"a page of format {version}; this release reads up to {FORMAT}")
+    if version > PAGE_FORMAT:
+        raise Bug(f"a page of format {version}; this release reads up to {PAGE_FORMAT}")
     return tuple(_record_in(record, 0) for record in records)
 
 
@@ -119,6 +123,10 @@ _PAGE = ("path", "begin", "end", "records", "rows", "bytes", "revision_min", "re
 
 def _page_out(page: Page) -> list[Any]:
     return [getattr(page, name) for name in _PAGE]
+
+
+def _page_in(page: list[Any]) -> Page:
+    return Page(**dict(zip(_PAGE, page, strict=True)))
 
 
 def _labels_in(labels: list[list[str]]) -> tuple[tuple[str, str], ...]:
@@ -227,6 +235,8 @@ def _diff_out(diff: Diff) -> list[Any]:
             return [_COMPACT, diff.begin, diff.end, diff.path, diff.bytes]
         case Seal():
             return [_SEAL, _page_out(diff.page)]
+        case Reseal():
+            return [_RESEAL, _page_out(diff.page)]
         case Drop():
             return [_DROP]
 
@@ -251,8 +261,10 @@ def _diff_in(fields: list[Any]) -> Diff:
         case [5, begin, end, path, size]:
             return Compact(begin=begin, end=end, path=path, bytes=size)
         case [6, page]:
-            return Seal(page=Page(**dict(zip(_PAGE, page, strict=True))))
+            return Seal(page=_page_in(page))
         case [7]:
             return Drop()
+        case [8, page]:
+            return Reseal(page=_page_in(page))
         case _:
             raise Bug(f"a journal's diff has the tag {fields[:1]}, which no release wrote")

@@ -30,6 +30,7 @@ from penstock.journal.state import (
     Page,
     Record,
     Refused,
+    Reseal,
     Seal,
 )
 
@@ -75,6 +76,28 @@ async def seal(journals: Journals, blobs: BlobStore, name: str, records: Sequenc
         return Seal(page=page)
 
     # With the state: else readers would go on to load the one before it, and this diff.
+    await append_all([Command(journals.log(name), decide, roll_up=True)])
+
+
+async def reseal(
+    journals: Journals,
+    blobs: BlobStore,
+    name: str,
+    pages: Sequence[Page],
+    records: Sequence[Record],
+) -> None:
+    """Put one page in the place of some, with their records as they are now.
+
+    Whoever replaces pages notes that first, like every object that it replaces.
+    """
+    page = await write_page(blobs, name, records)
+
+    def decide(state: JournalState) -> Reseal:
+        # As above: what others have done to these pages meanwhile would be undone.
+        if not set(pages) <= set(state.pages):
+            raise Refused("the pages have changed", where=name)
+        return Reseal(page=page)
+
     await append_all([Command(journals.log(name), decide, roll_up=True)])
 
 

@@ -249,11 +249,18 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reseal:
+    """The records of some pages, in their order, are now in one; rows of theirs may have moved."""
+
+    page: Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
     """The journal is gone; its offsets are not given again."""
 
 
-Diff = Create | Append | Suspend | Resume | Retain | Compact | Seal | Drop
+Diff = Create | Append | Suspend | Resume | Retain | Compact | Seal | Reseal | Drop
 
 
 class Refused(PenstockError):
@@ -277,6 +284,8 @@ def apply(state: JournalState, diff: Diff, revision: int) -> JournalState:
             return _compact(state, diff)
         case Seal():
             return _seal(state, diff.page)
+        case Reseal():
+            return _reseal(state, diff.page)
         case Drop():
             _require(state, Status.ACTIVE, Status.SUSPENDED)
             return JournalState(
@@ -369,3 +378,21 @@ def _seal(state: JournalState, page: Page) -> JournalState:
             why="they were sealed or forgotten meanwhile",
         )
     return replace(state, pages=(*state.pages, page), records=state.records[page.records :])
+
+
+def _reseal(state: JournalState, page: Page) -> JournalState:
+    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    inside = [each for each in state.pages if page.begin <= each.begin < page.end]
+    records = sum(each.records for each in inside)
+    if not inside or (inside[0].begin, inside[-1].end, records) != (
+        page.begin,
+        page.end,
+        page.records,
+    ):
+        raise Refused(
+            f"offsets {page.begin} to {page.end} are not whole pages of the state",
+            why="they were sealed anew or forgotten meanwhile",
+        )
+    at = state.pages.index(inside[0])
+    pages = (*state.pages[:at], page, *state.pages[at + len(inside) :])
+    return replace(state, pages=pages)

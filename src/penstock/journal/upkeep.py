@@ -5,7 +5,9 @@ Both are planned by pure functions and then done, beside any number of writers a
 **Compaction** copies the rows of neighbouring small fragments of one schema into one object, and
 says so in the journal's state. Offsets, runs and revisions stay, so readers do not notice. Whoever
 lost a race has written an object that nobody names, and plans again. Records are never merged:
-when they become many, the oldest move into a page.
+when they become many, the oldest move into a page (`sealing`). Writers do that too, and do not wait
+for compaction; so pages, when they become many, are compacted into one, and the rows of their
+records with them.
 
 **Garbage** is an object that no state names. What is young is spared, since its writer may be about
 to name it; and what compaction has replaced is spared for as long, since somebody may be about to
@@ -40,15 +42,19 @@ from penstock.journal.codec import decode_page
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.schemas import Schemas
-from penstock.journal.sealing import plan_page, seal
+from penstock.journal.sealing import plan_page, reseal, seal
 from penstock.journal.state import (
     RECORDS_MAX,
+    UNKNOWN,
     Blob,
     Compact,
     Fragment,
     JournalState,
+    Page,
     Record,
     Refused,
+    Status,
+    apply,
 )
 from penstock.model.columns import Column
 
@@ -73,6 +79,8 @@ class CompactionOptions:
     """Up to here objects grow; those of half the size are left alone."""
     inputs_min: int = 8
     """Neighbours that are rewritten together: fewer are left to wait for more."""
+    page_records: int = 4096
+    """Up to here pages grow; those of half the size are left alone."""
     records_max: int = RECORDS_MAX
     """Records in a state; above, all but a quarter of that are sealed."""
 
@@ -184,6 +192,28 @@ def _balanced(units: Sequence[_Unit]) -> Sequence[_Unit]:
     return units[first:end]
 
 
+def plan_pages(
+    state: JournalState, options: CompactionOptions = DEFAULTS
+) -> tuple[tuple[Page, ...], ...]:
+    """Which pages to make one of: neighbours that are small, and together not above the limit.
+
+    Writers seal some two hundred records at a time, so a page that was made of eight is large after
+    the next time at the latest: a record is moved twice at most.
+    """
+    found: list[tuple[Page, ...]] = []
+    stretch: list[Page] = []
+    for page in (*state.pages, None):
+        large = page is None or page.records * 2 > options.page_records
+        size = sum(each.records for each in stretch) + (page.records if page else 0)
+        if large or size > options.page_records:
+            if len(stretch) >= options.inputs_min:
+                found.append(tuple(stretch))
+            stretch = []
+        if page is not None and not large:
+            stretch.append(page)
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     """What compaction did."""
@@ -230,11 +260,7 @@ async def compact_all(
     """Compact the journals of a collection, or all there are; `stop` ends it after a journal."""
     done = Compacted()
     found = await journals.list(collection)
-    due = [
-        j.name
-        for j in found
-        if plan_rewrites(j.state, options) or plan_page(j.state, options.records_max)
-    ]
+    due = [journal.name for journal in found if _is_due(journal.state, options)]
     for number, name in enumerate(due):
         if stop is not None and stop.is_set():
             break
@@ -243,6 +269,11 @@ async def compact_all(
     else:
         progress(len(due), len(due))
     return done
+
+
+def _is_due(state: JournalState, options: CompactionOptions) -> bool:
+    planned = plan_rewrites(state, options) or plan_page(state, options.records_max)
+    return bool(planned or plan_pages(state, options))
 
 
 async def compact_journal(
@@ -266,6 +297,9 @@ async def compact_journal(
             if records := plan_page(state, options.records_max):
                 await seal(journals, blobs, name, records)
                 done += Compacted(pages=1)
+                state = await journals.load(name)
+            for pages in plan_pages(state, options):
+                done += await _merge(journals, blobs, schemas, name, pages, options)
         except MissingJournal:
             return done  # dropped meanwhile
         except (Refused, Superseded, MissingBlob):
@@ -277,22 +311,62 @@ async def compact_journal(
 async def _rewrite(
     journals: Journals, blobs: BlobStore, name: str, rewrite: Rewrite, root: Column
 ) -> Compacted:
+    compact = await _moved(blobs, name, rewrite, root)
+    await _replaces(blobs, rewrite.paths)
+    await journals.compact(name, compact)
+    return _compacted(rewrite, compact)
+
+
+async def _merge(
+    journals: Journals,
+    blobs: BlobStore,
+    schemas: Schemas,
+    name: str,
+    pages: Sequence[Page],
+    options: CompactionOptions,
+) -> Compacted:
+    """Make one page of several, with the rows of their records in as few objects as there can be.
+
+    Its records are those of a state of their own, to which the same happens as to any other.
+    """
+    read = [decode_page(await asyncio.to_thread(blobs.read, page.path)) for page in pages]
+    held = JournalState(
+        status=Status.ACTIVE, records=tuple(record for page in read for record in page)
+    )
+    done, replaced = Compacted(pages=1), [page.path for page in pages]
+    for rewrite in plan_rewrites(held, options):
+        root = await schemas.layout(rewrite.fragments[0].schema)
+        compact = await _moved(blobs, name, rewrite, root)
+        held = apply(held, compact, UNKNOWN)
+        done += _compacted(rewrite, compact)
+        replaced += rewrite.paths
+    await _replaces(blobs, replaced)
+    await reseal(journals, blobs, name, pages, held.records)
+    return done
+
+
+async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Compact:
+    """The rows of a rewrite as one object, which nobody names yet."""
     written = await asyncio.to_thread(_copy, blobs, name, rewrite, root)
     failpoints.hit(_WRITTEN)
-    if rewrite.paths:
-        await asyncio.to_thread(blobs.write, *_note(rewrite.paths))
-    failpoints.hit(_NOTED)
     assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
-    await journals.compact(
-        name,
-        Compact(begin=rewrite.begin, end=rewrite.end, path=written.at.path, bytes=written.bytes),
-    )
+    return Compact(begin=rewrite.begin, end=rewrite.end, path=written.at.path, bytes=written.bytes)
+
+
+async def _replaces(blobs: BlobStore, paths: Sequence[str]) -> None:
+    """Note which objects are about to be replaced."""
+    if paths:
+        await asyncio.to_thread(blobs.write, *_note(paths))
+    failpoints.hit(_NOTED)
+
+
+def _compacted(rewrite: Rewrite, compact: Compact) -> Compacted:
     return Compacted(
         objects=1,
         fragments=len(rewrite.fragments),
-        rows=written.rows,
+        rows=sum(fragment.rows for fragment in rewrite.fragments),
         bytes_before=rewrite.bytes,
-        bytes_after=written.bytes,
+        bytes_after=compact.bytes,
     )
 
 
