@@ -353,7 +353,13 @@ def reported(
     ]
     charts = [
         _chart("wall", postgres, "s", postgres.wall_s, f"{START_TO_END} Less is better."),
-        _chart("memory", postgres, "MB", postgres.rss_mb, "Peak memory of all its processes."),
+        _chart(
+            "memory",
+            postgres,
+            "MB",
+            postgres.rss_mb,
+            "Peak memory of all its processes together. Less is better.",
+        ),
     ]
     if sqlite is not None:
         note = f"{START_TO_END} Less is better."
