@@ -37,10 +37,6 @@ def ran(seconds: float, cpu_s: float, peak: int) -> Run:
     return Run(seconds=seconds, usage=Usage(cpu_s=cpu_s, peak_rss_bytes=peak), said={}, code=0)
 
 
-def goals_of(report: Report) -> dict[str, float]:
-    return {goal.name: goal.measured for goal in report.goals}
-
-
 # -------------------------------------------------------------------------------------- documents
 
 
