@@ -58,8 +58,10 @@ class Watch:
         """Look once."""
         pages = 0
         for (pid, began), (ticks, resident) in _tree(self.root).items():
+            # One that was not there before may be about to become another program, and until then
+            # have the memory of its parent, which is not to be counted twice.
+            pages += resident if (pid, began) in self._cpu_ticks else 0
             self._cpu_ticks[pid, began] = ticks
-            pages += resident
         self._peak = max(self._peak, pages)
 
     @property

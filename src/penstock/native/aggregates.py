@@ -233,7 +233,7 @@ class Aggregates:
                 fits = total.try_cast(kind).isNotNull()
                 if not layout.scale:
                     fits = fits & total.between(_decimal(INTEGER_MIN), _decimal(INTEGER_MAX))
-                return self._checked(node, fits | total.isNull(), total.cast(kind))
+                return self._checked(node, fits | total.isNull(), total.cast(kind), total)
             case _:
                 if node.ordered:
                     rows = self._in_order(value)
@@ -244,7 +244,7 @@ class Aggregates:
                 else:
                     total = self.add(f.sum(value))
                 finite = ~f.isnan(total) & (f.abs(total) != f.lit(float("inf")))
-                return self._checked(node, finite | total.isNull(), total)
+                return self._checked(node, finite | total.isNull(), total, total)
 
     def _sum_of_longs(self, node: Value, value: Column) -> Column:
         """An exact sum of BIGINT: high and low halves apart, so that only the total can overflow.
@@ -255,16 +255,17 @@ class Aggregates:
         low = self.add(f.sum(value.bitwiseAND(_LOW_BITS)))
         top = high + f.shiftright(low, 32)
         total = f.shiftleft(top, 32).bitwiseOR(low.bitwiseAND(_LOW_BITS))
-        fits = top.between(_HIGH_MIN, _HIGH_MAX) | low.isNull()
-        return self._checked(node, fits, total)
+        exact = high.cast("decimal(38,0)") * _decimal(2**32) + low
+        return self._checked(node, top.between(_HIGH_MIN, _HIGH_MAX) | low.isNull(), total, exact)
 
-    def _checked(self, node: Value, fits: Column, total: Column) -> Column:
-        """The total, if it fits (or there is none), else an error.
-
-        Small on purpose: Spark looks at every node many times before it reads a row.
-        """
+    def _checked(self, node: Value, fits: Column, total: Column, exact: Column) -> Column:
+        """The total, if it fits (or there is none), else an error."""
         message = f.concat(
-            f.lit(f"while reducing {node.at} of key "), self._key_text, f.lit(": sum overflow")
+            f.lit(f"while reducing {node.at} of key "),
+            self._key_text,
+            f.lit(": sum overflow; LHS "),
+            exact.cast("string"),
+            f.lit(", RHS nothing"),
         )
         return f.when(fits, total).otherwise(f.raise_error(message))
 
