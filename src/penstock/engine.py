@@ -141,8 +141,16 @@ def peak_rss_bytes() -> int | None:
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - pyspark has no public way to its JVM
     if gateway is None or getattr(gateway, "proc", None) is None:
         return None
+    return peak_rss_of(gateway.proc.pid)
+
+
+def peak_rss_of(process: int | str) -> int | None:
+    """The most memory that a process ("self": this one) had resident; None if not known.
+
+    Not what `getrusage` says: that counts the memory of whoever started the process, too.
+    """
     try:
-        status = Path(f"/proc/{gateway.proc.pid}/status").read_text()
+        status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return None
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
 from penstock.model.clock import (
+    CLOCK_MAX,
     CONTROL,
     FLAGS_MAX,
+    NEVER,
     VALIDATED,
     Clock,
     DocumentId,
@@ -20,6 +22,7 @@ from penstock.model.clock import (
     Producer,
     delta,
     duration,
+    from_rfc3339,
     from_unix,
     kind,
     rotate,
@@ -266,3 +269,13 @@ def test_continue_and_ack_at_once_is_malformed(flags: int) -> None:
 
 def test_the_validated_bit_cannot_reach_a_uuid() -> None:
     assert VALIDATED > FLAGS_MAX
+
+
+def test_a_moment_in_rfc3339_is_its_first_clock() -> None:
+    assert from_rfc3339("1970-01-01T01:00:00+01:00") == from_unix(0)
+    assert from_rfc3339("2026-01-31T08:00:00.000001Z") == from_unix(1_769_846_400, 1_000)
+    assert from_rfc3339("0001-01-01T00:00:00Z") == NEVER
+    assert from_rfc3339("9999-01-01T00:00:00Z") == CLOCK_MAX
+    for text, why in (("2026-01-31T08:00:00", "zone"), ("yesterday", "isoformat")):
+        with pytest.raises(ValueError, match=why):
+            from_rfc3339(text)

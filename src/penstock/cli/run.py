@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -171,10 +170,9 @@ def _rate(progress: Progress) -> float:
 
 def _memory() -> dict[str, int | None]:
     """Peak resident memory, of this process and of its JVM."""
-    from penstock.engine import peak_rss_bytes
+    from penstock.engine import peak_rss_bytes, peak_rss_of
 
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "peak_rss_bytes": peak_rss_of("self"),
         "peak_rss_spark_bytes": peak_rss_bytes() if "pyspark" in sys.modules else None,
     }

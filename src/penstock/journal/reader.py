@@ -20,7 +20,6 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ from penstock.journal.rows import Stamps, adapt_rows
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.state import Blob, Fragment, JournalState, Record
-from penstock.model.clock import NEVER, Clock, from_unix
+from penstock.model.clock import NEVER, Clock, from_rfc3339
 from penstock.model.columns import Column
 
 BATCH_ROWS: Final = 32 * 1024
@@ -85,14 +84,9 @@ class Start:
 
 def _clock_of(text: str) -> Clock:
     try:
-        moment = datetime.fromisoformat(text)
-        zone = moment.utcoffset()
-        clock = from_unix(int(moment.timestamp()), moment.microsecond * 1000)
-    except (ValueError, OverflowError) as error:
+        return from_rfc3339(text)
+    except ValueError as error:
         raise _no_start(text, str(error)) from None
-    if zone is None:
-        raise _no_start(text, "the time has no zone")
-    return clock
 
 
 def _no_start(text: str, why: str) -> UsageError:

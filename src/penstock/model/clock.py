@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, NewType, Self
 from uuid import UUID
 
@@ -49,6 +50,22 @@ def _checked(clock: int) -> Clock:
 def from_unix(seconds: int, nanos: int = 0) -> Clock:
     """The clock of an instant in Unix time, its counter zero."""
     return _checked(((seconds * _INTERVALS_PER_SECOND + nanos // 100) + _EPOCH) << 4)
+
+
+def from_rfc3339(text: str) -> Clock:
+    """The first clock of a moment like 2026-01-31T08:00:00Z; raises `ValueError`, which says why.
+
+    What no clock can tell is before, or after, all of them.
+    """
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("the time has no zone")
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    seconds = since.days * 86_400 + since.seconds
+    try:
+        return min(from_unix(seconds, since.microseconds * 1_000), CLOCK_MAX)
+    except ValueError:
+        return NEVER if seconds < 0 else CLOCK_MAX
 
 
 UNIX_EPOCH: Final = from_unix(0)

@@ -7,7 +7,7 @@ complete. The border between them is crossed in two places.
 **In Spark tasks**, heavy work: `Loader` looks keys up, `Stager` puts rows where nobody looks at
 them until the leader names them. A task may run twice, at once, or die anywhere; so what a stager
 makes carries the name of its attempt (`Attempt.name`), and only what the winning attempt returned
-(`Staged`) is ever used. The rest is garbage, which `sweep` removes.
+(`Staged`) is ever used. The rest is garbage, which the next session removes when it is opened.
 
 **On the leader**, once for all shards, whatever becomes visible. When, is the connector's pattern:
 
@@ -269,10 +269,6 @@ class Session(Protocol):
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         """The transaction counts. `patches` are those of `start_commit`; none at first."""
-        ...
-
-    def sweep(self, keep: Sequence[Staged]) -> None:
-        """Remove what older attempts have left, but not what is to be kept."""
         ...
 
     def close(self) -> None: ...

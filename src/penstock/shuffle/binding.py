@@ -17,14 +17,13 @@ import difflib
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
 from penstock.errors import UserError
 from penstock.journal.names import encode_value
 from penstock.journal.selector import MisnamedJournal, PartitionFilter
 from penstock.model import pointer
-from penstock.model.clock import CLOCK_MAX, NEVER, UNIX_EPOCH, Clock, duration, from_unix
+from penstock.model.clock import CLOCK_MAX, UNIX_EPOCH, Clock, duration, from_rfc3339
 from penstock.model.columns import Column
 from penstock.model.columns import columns as layout
 from penstock.model.hints import HintIndex, HintTarget
@@ -442,23 +441,14 @@ def _bounds(not_before: str | None, not_after: str | None, where: str) -> Bounds
 
 
 def _clock(text: str, where: str) -> Clock:
-    """The first clock of a moment. What no clock can tell is before, or after, all of them."""
     try:
-        moment: datetime | None = datetime.fromisoformat(text)
+        return from_rfc3339(text)
     except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
         raise UserError(
             f'"{text}" is not a time with a zone',
             where=where,
             fix="write RFC 3339, for example 2026-01-31T08:00:00Z",
-        )
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    seconds = since.days * 86_400 + since.seconds
-    try:
-        return min(from_unix(seconds, since.microseconds * 1_000), CLOCK_MAX)
-    except ValueError:
-        return NEVER if seconds < 0 else CLOCK_MAX
+        ) from None
 
 
 def _chosen(collection: CollectionSpec, columns: Iterable[str], where: str) -> tuple[str, ...]:
