@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from penstock.engine import EngineOptions, _java_version, find_java, open_spark
+from penstock import engine
+from penstock.engine import (
+    ARCHIVE_CLASSES,
+    EngineOptions,
+    _java_options,
+    _java_version,
+    _parallelism,
+    find_java,
+    open_spark,
+)
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -52,6 +61,34 @@ def test_an_old_java_is_refused_with_what_was_found(
         find_java()
     assert f"{old} (version 8)" in str(e.value)
     assert "apt-get install" in str(e.value)
+
+
+def test_classes_come_from_the_archive_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "with space" / "spark.jsa"
+    monkeypatch.setattr(engine, "class_archive", lambda: archive)
+    key = "spark.driver.extraJavaOptions"
+    mine = EngineOptions(conf={key: "-Xss8m"})
+    assert "SharedArchiveFile" not in _java_options(mine)[key]
+    archive.parent.mkdir()
+    archive.touch()
+    assert f'-XX:SharedArchiveFile="{archive}" -Xss8m' in _java_options(mine)[key]
+    made = EngineOptions(conf={key: f"{ARCHIVE_CLASSES}=new.jsa"})
+    assert "SharedArchiveFile" not in _java_options(made)[key], "one is made from scratch"
+
+
+def test_only_a_short_session_does_without_the_optimising_compiler() -> None:
+    key = "spark.driver.extraJavaOptions"
+    assert "TieredStopAtLevel=1" in _java_options(EngineOptions(short=True))[key]
+    assert "TieredStopAtLevel" not in _java_options(EngineOptions())[key]
+
+
+def test_exchanges_have_as_many_partitions_as_this_machine_has_cores() -> None:
+    key = "spark.sql.shuffle.partitions"
+    assert _parallelism("local[6]") == _parallelism("local[6,3]") == {key: "6"}
+    assert int(_parallelism("local[*]")[key]) >= 2
+    assert _parallelism("spark://127.0.0.1:7077") == {}
 
 
 @pytest.mark.spark
