@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +12,7 @@ import psycopg
 import pytest
 
 from consensus.committer import clients
+from consensus.committer.certificates import certificate
 from consensus.committer.daemon import get, running_persistd
 from consensus.committer.scripted import COMMITTED, V, eventually
 from fix_postgres import PostgresServer
@@ -282,24 +282,6 @@ async def test_a_port_that_is_taken_is_not_shared(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------- TLS
-
-
-def certificate(directory: Path, name: str, issuer: str | None = None) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, signed by `issuer`, or by itself."""
-    cert, key = directory / f"{name}.pem", directory / f"{name}.key"
-    signed = (
-        ["-CA", f"{directory}/{issuer}.pem", "-CAkey", f"{directory}/{issuer}.key"]
-        if issuer
-        else []
-    )
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-        "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
-        "-addext", f"basicConstraints=critical,CA:{'FALSE' if issuer else 'TRUE'}",
-        "-keyout", key, "-out", cert, *signed,
-    ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
 
 
 async def test_tls_with_client_certificates_and_tokens(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class CommitterAddress:
     @classmethod
     def parse(cls, url: str) -> CommitterAddress:
         def refuse(what: str, fix: str) -> UsageError:
-            return UsageError(f"committer URL refused: {what}", where=mask_url(url), fix=fix)
+            return UsageError(f"grpc:// URL refused: {what}", where=mask_url(url), fix=fix)
 
         try:
             parts = urlsplit(url)

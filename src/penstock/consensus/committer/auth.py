@@ -112,7 +112,7 @@ class TokenFile:
             if hmac.compare_digest(grant.digest, given) and scheme.lower() == "bearer":
                 found = grant.principal
         if found is None:
-            what = "no valid bearer token" if authorization else "a bearer token is required"
+            what = "the token is not valid" if authorization else "a token is required"
             raise Determinate(ErrorKind.UNAUTHENTICATED, what)
         return found
 

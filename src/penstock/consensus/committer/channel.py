@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.consensus.committer.address import CommitterAddress
+from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.grpcio import aio, grpc
-from penstock.errors import UsageError, UserError
+from penstock.errors import Unavailable, UsageError, UserError
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
@@ -46,6 +47,32 @@ def _contents(path: Path | None) -> bytes | None:
 
 
 # ------------------------------------------------------------------------------------- the server
+
+
+def check_certificate(cert: Path | None, key: Path | None) -> None:
+    """Half of what TLS needs is a mistake, and not a wish to do without."""
+    if (cert is None) != (key is None):
+        raise UsageError("--tls-cert and --tls-key belong together")
+
+
+def open_tokens(path: Path | None) -> TokenFile | None:
+    """The tokens of a file; None without one."""
+    try:
+        return None if path is None else TokenFile(path)
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
+
+
+def bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Let `server` listen, with TLS if there are credentials; the port, chosen if it was 0."""
+    try:
+        if credentials is None:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise Unavailable(
+            f"cannot listen on {listen}", why=str(error), fix="choose a free port"
+        ) from error
 
 
 def server_credentials(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,12 @@ from penstock.consensus.committer.address import (
 )
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.channel import server_credentials
+from penstock.consensus.committer.channel import (
+    bind,
+    check_certificate,
+    open_tokens,
+    server_credentials,
+)
 from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
@@ -42,6 +46,7 @@ from penstock.servicekit.admin import application, serving
 from penstock.servicekit.logs import fields
 from penstock.servicekit.readiness import Readiness
 from penstock.servicekit.secrets import mask_url
+from penstock.servicekit.signals import at_stop_signals
 
 log = logging.getLogger("penstock.consensus.persistd")
 
@@ -88,8 +93,7 @@ class PersistdOptions:
                 where=mask_url(self.consensus),
                 fix=f"write {Scheme.POSTGRESQL.example} or {Scheme.SQLITE.example}",
             )
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("--tls-cert and --tls-key belong together")
+        check_certificate(self.tls_cert, self.tls_key)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise UsageError("--tls-client-ca needs --tls-cert and --tls-key")
         if self.exposed and not self.allow_plaintext and not is_loopback(host):
@@ -143,7 +147,7 @@ class Persistd:
                 listen=options.listen, consensus=mask_url(options.consensus), version=__version__
             ),
         )
-        tokens = None if options.token_file is None else _open_tokens(options.token_file)
+        tokens = open_tokens(options.token_file)
         credentials = server_credentials(options.tls_cert, options.tls_key, options.tls_client_ca)
         async with self._admin() as admin:
             try:
@@ -176,15 +180,7 @@ class Persistd:
         options = self._options
         server = aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
-        try:
-            if credentials is None:
-                port = server.add_insecure_port(options.listen)
-            else:
-                port = server.add_secure_port(options.listen, credentials)
-        except RuntimeError as error:
-            raise Unavailable(
-                f"cannot listen on {options.listen}", why=str(error), fix="choose a free port"
-            ) from error
+        port = bind(server, options.listen, credentials)
         await server.start()
         address = join(options.host, port)
         with listening(options.host, port):
@@ -282,9 +278,7 @@ def run(options: PersistdOptions, announce: Callable[[Bound], None]) -> None:
 
     async def main() -> None:
         daemon = Persistd(options)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, daemon.stop)
+        at_stop_signals(daemon.stop)
         await daemon.run(announce)
 
     asyncio.run(main())
@@ -297,10 +291,3 @@ async def check(options: PersistdOptions) -> tuple[str, bytes]:
         return backend.url, backend.incarnation
     finally:
         await backend.close()
-
-
-def _open_tokens(path: Path) -> TokenFile:
-    try:
-        return TokenFile(path)
-    except OSError as error:
-        raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
