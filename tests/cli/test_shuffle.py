@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.documents import jsonl
+from consensus.committer.certificates import certificate
 from journal.publishing import ORDERS, batch, world
 from penstock import wall_clock
 from penstock.cli import shuffle as command
@@ -71,15 +75,20 @@ def penstock(*arguments: str, data: Path, stdin: bytes = b"") -> Result:
     return CliRunner().invoke(app, [*arguments, "--data", str(data)], input=stdin)
 
 
-def start(*arguments: str, data: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
-    return subprocess.Popen(
+@contextmanager
+def start(*arguments: str, data: Path, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, which ends with the block, also with one that fails."""
+    with subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", "shuffle", *arguments, "--data", str(data)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environ},
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def append(data: Path, collection: str, *ids: int) -> None:
@@ -198,6 +207,71 @@ def test_where_there_is_nothing_to_read_it_ends(data: Path, name: str, said: str
         pytest.param([], 2, "--name", id="no name"),
         pytest.param(["--name", "acme/views", "--shards", "0"], 2, "--shards", id="no shards"),
         pytest.param(["--name", "acme/views", "--shards", "70000"], 1, "70000", id="many shards"),
+        pytest.param(
+            ["--listen", "127.0.0.1:0", "--name", "acme/views", "--follow"],
+            2,
+            "--listen does not go together with --name and --follow",
+            id="served, and read here",
+        ),
+        pytest.param(
+            ["--listen", "127.0.0.1:0", "--from", "grpc://h:1"],
+            2,
+            "--listen does not go together with --from",
+            id="both ends of a service",
+        ),
+        pytest.param(
+            ["--from", "grpc://h:1", "--name", "acme/views", "--count", "--tls-key", "k"],
+            2,
+            "--from does not go together with --count and --tls-key",
+            id="documents of a service",
+        ),
+        pytest.param(["--from", "grpc://h:1"], 2, "--name is missing", id="anything of a service"),
+        pytest.param(
+            ["--name", "acme/views", "--from", "h:1"], 2, "not grpc://host:port", id="no URL"
+        ),
+        pytest.param(
+            ["--name", "acme/views", "--token-file", "t", "--tls-ca", "c"],
+            2,
+            "--token-file and --tls-ca without a service",
+            id="a token for nobody",
+        ),
+        pytest.param(
+            ["--name", "a/b", "--from", "grpc://h:1?ca=c", "--tls-ca", "c"],
+            2,
+            "--tls-ca is given, and in the URL",
+            id="an authority twice",
+        ),
+        pytest.param(
+            ["--name", "a/b", "--from", "grpc://192.0.2.1:1", "--token-file", "t"],
+            2,
+            "refusing to send a token to 192.0.2.1:1 without TLS",
+            id="a token in clear",
+        ),
+        pytest.param(
+            ["--name", "a/b", "--from", "grpc://127.0.0.1:1", "--token-file", "/nowhere"],
+            1,
+            "cannot read /nowhere",
+            id="no token in the file",
+        ),
+        pytest.param(["--listen", "7070"], 2, "cannot listen on '7070'", id="no host"),
+        pytest.param(
+            ["--listen", "0.0.0.0:0"], 2, "without both TLS and tokens", id="an open port"
+        ),
+        pytest.param(
+            ["--listen", "0.0.0.0:0", "--token-file", "t"],
+            2,
+            "add --token-file, --tls-cert and --tls-key",
+            id="tokens in clear",
+        ),
+        pytest.param(
+            ["--listen", "127.0.0.1:0", "--tls-cert", "c"], 2, "belong together", id="half of TLS"
+        ),
+        pytest.param(
+            ["--listen", "127.0.0.1:0", "--token-file", "/nowhere"],
+            2,
+            "cannot read the token file /nowhere",
+            id="no token file",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_said_without_a_stack(
@@ -298,6 +372,72 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
             await checkpoints.aclose()
             await session.close()
     assert (peek.documents, rest.documents) == (2, 1)
+
+
+# ------------------------------------------------------------------------------------ as a service
+
+
+def test_a_service_gives_other_processes_what_the_command_prints_here(tmp_path: Path) -> None:
+    data = filled(tmp_path)
+    local = penstock("shuffle", "--name", "acme/views", "--json", data=data)
+    nowhere = tmp_path / "nowhere"  # whoever asks a service has no store
+    with start("--listen", "127.0.0.1:0", data=data, environ={}) as service:
+        assert service.stdout is not None
+        listening = re.fullmatch(
+            r"shuffle listening on (grpc://127\.0\.0\.1:[1-9]\d*)\n", service.stdout.readline()
+        )
+        assert listening is not None, service.communicate(timeout=60)
+        asking = ["--from", listening[1], "--name"]
+        limited = penstock("shuffle", *asking, "acme/views", "--limit", "2", "--json", data=nowhere)
+        assert objects(limited) == objects(local)
+        assert limited.stderr.startswith("acme/views reads acme/returns, acme/orders\n")
+        idle = penstock("shuffle", *asking, "acme/idle", data=nowhere)
+        assert (idle.exit_code, idle.stdout) == (0, "")
+        assert "acme/idle reads nothing" in idle.stderr
+        unknown = penstock("shuffle", *asking, "acme/veiws", data=nowhere)
+        assert unknown.exit_code == 1
+        assert "fix   did you mean acme/views" in unknown.stderr
+        with start(*asking, "acme/returns", "--json", data=nowhere, environ={}) as follower:
+            assert follower.stdout is not None
+            assert json.loads(follower.stdout.readline())["documents"] == 2
+            append(data, "acme/returns", 3)
+            assert json.loads(follower.stdout.readline())["documents"] == 1
+            follower.send_signal(signal.SIGINT)
+            rest, said = follower.communicate(timeout=60)
+        assert (follower.returncode, rest) == (0, "")
+        assert said.splitlines()[-1].startswith("2 checkpoints, 3 documents, ")
+        service.send_signal(signal.SIGTERM)
+        rest, said = service.communicate(timeout=60)
+    assert (service.returncode, rest) == (0, "")
+    assert "Traceback" not in said
+    assert not nowhere.exists()
+
+
+def test_a_service_beyond_loopback_has_tls_and_tokens(data: Path, tmp_path: Path) -> None:
+    ca, _ = certificate(tmp_path, "ca")
+    cert, key = certificate(tmp_path, "server", "ca")
+    known, secret, wrong = tmp_path / "tokens", tmp_path / "token", tmp_path / "wrong"
+    known.write_text(f"ada reader * {hashlib.sha256(b'sesame').hexdigest()}\n")
+    secret.write_text("sesame\n")
+    wrong.write_text("barley\n")
+    protected = ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(known)]
+    with start("--listen", "0.0.0.0:0", *protected, "--json", data=data, environ={}) as service:
+        assert service.stdout is not None
+        said = "".join(service.stdout.readline() for _ in range(3))
+        port = json.loads(said)["listening"].rpartition(":")[2]
+        asking = ["--from", f"grpc://127.0.0.1:{port}", "--name", "acme/orders", "--limit", "1"]
+        for options, code, words in (
+            (["--tls-ca", str(ca), "--token-file", str(secret)], 0, "40 documents"),
+            (["--tls-ca", str(ca), "--token-file", str(wrong)], 1, "the token is not valid"),
+            (["--token-file", str(secret)], 1, "no connection to the shuffle service"),
+        ):
+            done = penstock("shuffle", *asking, *options, data=tmp_path / "nowhere")
+            assert (done.exit_code, "Traceback" in done.stderr) == (code, False)
+            assert words in done.stderr
+        service.send_signal(signal.SIGTERM)
+        _, said = service.communicate(timeout=60)
+    assert service.returncode == 0, said
+    assert "sesame" not in said
 
 
 # ------------------------------------------------------------------------------------------ Spark

@@ -15,9 +15,11 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from consensus.committer.certificates import certificate
 from consensus.committer.scripted import eventually
 from journal.publishing import World, world
 from penstock.consensus.committer.auth import TokenFile
+from penstock.consensus.committer.channel import server_credentials
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.committed import VisibleRows
 from penstock.journal.state import Blob, Fragment, Inline
@@ -301,16 +303,28 @@ async def test_a_service_that_stops_ends_its_sessions(here: World) -> None:
         asked = asyncio.create_task(reading.next_checkpoint())
         await asyncio.sleep(0.05)
     assert service.sessions == 0
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable) as caught:
         await asked
+    assert "frontier" in (caught.value.fix or "")
     await reading.close()
 
 
 async def test_nobody_listening_is_told_as_such() -> None:
-    with pytest.raises(Unavailable, match="connection to the shuffle service") as caught:
+    with pytest.raises(Unavailable, match="no connection to the shuffle service") as caught:
         await RemoteSession.open("grpc://127.0.0.1:1", "acme/both")
     assert caught.value.where == "grpc://127.0.0.1:1"
-    assert "frontier" in (caught.value.fix or "")
+    assert "see that it runs there" in (caught.value.fix or "")
+
+
+async def test_another_service_at_the_address_is_told_as_such() -> None:
+    server = aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        with pytest.raises(UserError, match="no shuffle service"):
+            await RemoteSession.open(f"grpc://127.0.0.1:{port}", "acme/both")
+    finally:
+        await server.stop(None)
 
 
 # ------------------------------------------------------------------------------------------ errors
@@ -435,6 +449,37 @@ async def test_other_hosts_are_served_with_tls_and_tokens_only(here: World, tmp_
         with pytest.raises(UsageError, match="without both TLS and tokens"):
             async with serving(service, listen="0.0.0.0:0"):
                 pass
+
+
+async def test_other_hosts_read_over_tls_with_a_token(here: World, tmp_path: Path) -> None:
+    ca, _ = certificate(tmp_path, "ca")
+    cert, key = certificate(tmp_path, "server", "ca")
+    stranger, _ = certificate(tmp_path, "stranger")
+    known, secret = tokens(tmp_path, "*")
+    wrong = tmp_path / "wrong"
+    wrong.write_text("open barley\n")
+    await write(here, 1, 2)
+    service = ShuffleService(planner(here), resolve, now=lambda: NOW, tokens=known)
+    credentials = server_credentials(cert, key, None)
+    async with serving(service, listen="0.0.0.0:0", credentials=credentials) as listening:
+        address = f"grpc://127.0.0.1:{listening.rpartition(':')[2]}"
+        reader = Coordinator(here)
+        async with remote(f"{address}?ca={ca}&token_file={secret}") as reading:
+            await reader.everything(reading)
+        assert ids(reader.taken, 0) == [1, 2]
+        for options, why in (
+            (f"?ca={ca}", "a token is required"),
+            (f"?ca={ca}&token_file={wrong}", "the token is not valid"),
+        ):
+            with pytest.raises(UserError, match="refused the connection") as refused:
+                await RemoteSession.open(address + options, "acme/both")
+            assert refused.value.why == why
+            assert "barley" not in str(refused.value)
+        for options in ("", f"?token_file={secret}", f"?ca={stranger}&token_file={secret}"):
+            with pytest.raises(Unavailable, match="no connection to the shuffle service") as lost:
+                await RemoteSession.open(address + options, "acme/both")
+            assert "authority of its certificate" in (lost.value.fix or "")
+        assert service.sessions == 0
 
 
 async def test_a_full_service_says_so(here: World) -> None:

@@ -17,25 +17,36 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.append import current_catalog
 from penstock.cli.frame import stderr
+from penstock.cli.shuffle_service import (
+    Listening,
+    refuse_beside,
+    refuse_without_service,
+    serve,
+    service_address,
+)
 from penstock.cli.stores import opened
 from penstock.cli.tables import size_text
+from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.consensus.committer.address import CommitterAddress
     from penstock.journal.planning import Planner
     from penstock.journal.state import JournalState
     from penstock.model.clock import Clock
     from penstock.model.routing import Routing
     from penstock.model.spec import Catalog
     from penstock.shuffle.binding import Binding
+    from penstock.shuffle.client import RemoteBinding, RemoteSession
     from penstock.shuffle.delivery import Checkpoint
     from penstock.shuffle.session import Session
 
@@ -49,11 +60,11 @@ PATIENCE_S = 5.0
 def shuffle(
     settings: Settings,
     name: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--name", help="A materialization, a derivation, or a collection.", show_default=False
         ),
-    ],
+    ] = None,
     shards: Annotated[
         int | None,
         typer.Option(
@@ -80,6 +91,38 @@ def shuffle(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="End after so many checkpoints.")
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Serve sessions to other processes, until SIGTERM; port 0 takes a free one.",
+        ),
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Follow a service at grpc://HOST:PORT, instead of reading here: Ctrl-C.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="With --listen, lines of: NAME reader|writer|admin PREFIX|* SHA256. "
+            "With --from, a file with the token itself.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="PEM certificate of --listen.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key of --listen.")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-ca", help="Trust services of this PEM authority; with --from."),
+    ] = None,
 ) -> None:
     """Print the checkpoints that a task would get, one a line, from the very beginning.
 
@@ -88,24 +131,51 @@ def shuffle(
     them; --count reads them. It ends when it has caught up with what was there at its start, read
     delays included. Nothing is committed, and the task itself is left alone.
 
+    With --listen it serves such checkpoints to other processes, and --from prints those of a
+    service as they become ready. Beyond loopback a service needs TLS and a token file.
+
     Example: penstock shuffle --name acme/views --shards 4 --count
     """
-    printed = _Printed(as_json=settings.json)
-    try:
-        asyncio.run(
-            _shuffle(
-                settings,
-                name,
-                printed,
-                shards=shards,
-                follow=follow,
-                count=count,
-                ad_hoc=ad_hoc,
-                limit=limit,
-            )
+    reading = {"--name": name, "--shards": shards, "--follow": follow, "--limit": limit}
+    here_only = {"--count": count, "--ad-hoc": ad_hoc}
+    of_server = {"--tls-cert": tls_cert, "--tls-key": tls_key}
+    if listen is not None:
+        others = {"--from": service, **reading, **here_only, "--tls-ca": tls_ca}
+        refuse_beside("--listen", others, "it serves whatever its clients name, as they ask")
+        serve(
+            settings,
+            Listening(listen=listen, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key),
         )
+        return
+    if service is not None:
+        others = {**here_only, **of_server}
+        refuse_beside("--from", others, "a service sends checkpoints by name, and no documents")
+    else:
+        refuse_without_service({"--token-file": token_file, **of_server, "--tls-ca": tls_ca})
+    if not name:
+        raise UsageError(
+            "--name is missing",
+            fix="name a task or a collection, or serve them all: --listen 127.0.0.1:0",
+        )
+    printed = _Printed(as_json=settings.json)
+    if service is not None:
+        address = service_address(service, token_file=token_file, tls_ca=tls_ca)
+        work = _shuffle_remote(address, name, printed, shards=shards, limit=limit)
+    else:
+        work = _shuffle(
+            settings,
+            name,
+            printed,
+            shards=shards,
+            follow=follow,
+            count=count,
+            ad_hoc=ad_hoc,
+            limit=limit,
+        )
+    try:
+        asyncio.run(work)
     except KeyboardInterrupt:
-        if not follow:
+        if not follow and service is None:
             raise
     stderr.print(str(printed), markup=False)
 
@@ -133,7 +203,7 @@ async def _shuffle(
         catalog = await current_catalog(store, settings)
         bindings = _bindings(catalog, name, ad_hoc=ad_hoc)
         routing = split_shards(shards or _shards(catalog, name))
-        _announce(name, bindings, routing)
+        _announce(name, [each.collection.name for each in bindings], len(routing.shards))
         if not bindings:
             return
         planner = Planner(
@@ -146,15 +216,47 @@ async def _shuffle(
                 if spark is not None:
                     counting = _counting(spark, planner, bindings, routing, session.states)
                 until = None if follow else _head(session.states.values())
-                async with contextlib.aclosing(_checkpoints(session, until)) as checkpoints:
-                    async for checkpoint in checkpoints:
-                        counted = await counting(checkpoint) if counting else None
-                        printed.show(checkpoint, bindings, counted)
-                        session.consumed(checkpoint)
-                        if printed.checkpoints == limit:
-                            return
+                await _print(session, bindings, printed, until, limit, counting)
             finally:
                 await session.close()
+
+
+async def _shuffle_remote(
+    address: CommitterAddress,
+    name: str,
+    printed: _Printed,
+    *,
+    shards: int | None,
+    limit: int | None,
+) -> None:
+    """How many shards the task has is known to the service only; checkpoints are the same."""
+    from penstock.shuffle.client import RemoteSession
+
+    session = await RemoteSession.open(address, name, shards=shards or 1)
+    try:
+        _announce(name, [each.collection for each in session.bindings], shards)
+        if session.bindings:
+            await _print(session, session.bindings, printed, None, limit)
+    finally:
+        await session.close()
+
+
+async def _print(
+    session: Session | RemoteSession,
+    bindings: Sequence[Binding | RemoteBinding],
+    printed: _Printed,
+    until: int | None,
+    limit: int | None,
+    counting: Counting | None = None,
+) -> None:
+    """Checkpoints, up to a revision or so many of them."""
+    async with contextlib.aclosing(_checkpoints(session, until)) as checkpoints:
+        async for checkpoint in checkpoints:
+            counted = await counting(checkpoint) if counting else None
+            printed.show(checkpoint, bindings, counted)
+            session.consumed(checkpoint)
+            if printed.checkpoints == limit:
+                return
 
 
 def _bindings(catalog: Catalog, name: str, *, ad_hoc: bool) -> tuple[Binding, ...]:
@@ -175,18 +277,20 @@ def _shards(catalog: Catalog, name: str) -> int:
     return (tasks[name].count or 1) if name in tasks else 1
 
 
-def _announce(name: str, bindings: Sequence[Binding], routing: Routing) -> None:
-    if not bindings:
+def _announce(name: str, collections: Sequence[str], shards: int | None) -> None:
+    if not collections:
         stderr.print(f"{name} reads nothing: all its bindings are disabled", markup=False)
         return
-    sources = ", ".join(dict.fromkeys(binding.collection.name for binding in bindings))
-    stderr.print(f"{name} reads {sources} for {_some(len(routing.shards), 'shard')}", markup=False)
+    split = f" for {_some(shards, 'shard')}" if shards else ""
+    stderr.print(f"{name} reads {', '.join(dict.fromkeys(collections))}{split}", markup=False)
 
 
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-async def _checkpoints(session: Session, until: int | None) -> AsyncGenerator[Checkpoint]:
+async def _checkpoints(
+    session: Session | RemoteSession, until: int | None
+) -> AsyncGenerator[Checkpoint]:
     """Checkpoints, up to a revision if one is given; says what it waits for if that takes long."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if until is not None:
@@ -242,7 +346,10 @@ class _Printed:
         self._as_json = as_json
 
     def show(
-        self, checkpoint: Checkpoint, bindings: Sequence[Binding], counted: list[int] | None
+        self,
+        checkpoint: Checkpoint,
+        bindings: Sequence[Binding | RemoteBinding],
+        counted: list[int] | None,
     ) -> None:
         """One line, at once: whoever reads it sees it, or has gone."""
         self.checkpoints += 1
@@ -263,7 +370,10 @@ class _Printed:
 
 
 def _describe(
-    number: int, checkpoint: Checkpoint, bindings: Sequence[Binding], counted: list[int] | None
+    number: int,
+    checkpoint: Checkpoint,
+    bindings: Sequence[Binding | RemoteBinding],
+    counted: list[int] | None,
 ) -> dict[str, Any]:
     """A checkpoint for machines."""
     of_binding = dict.fromkeys((binding.index for binding in bindings), 0)

@@ -19,7 +19,7 @@ from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.errors import Bug, PenstockError, Unavailable, UserError
 from penstock.journal.state import JournalState
 from penstock.model.frontier import EMPTY, Frontier
-from penstock.servicekit.secrets import mask, mask_url
+from penstock.servicekit.secrets import mask
 from penstock.shuffle import wire
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.handover import Handover
@@ -55,12 +55,12 @@ class RemoteBinding:
 class RemoteSession:
     """The image of a session; made by `open`, on the event loop where it is used."""
 
-    def __init__(self, url: str, channel: aio.Channel) -> None:
+    def __init__(self, where: str, channel: aio.Channel) -> None:
         self.bindings: tuple[RemoteBinding, ...] = ()
         self.states: dict[str, JournalState] = {}
         """None are known here. Rows are where their checkpoint says: objects that compaction has
         replaced since stay readable until garbage collection takes them."""
-        self._url = mask_url(url)
+        self._where = where
         self._channel = channel
         self._handover = Handover()
         self._opened = False
@@ -68,18 +68,25 @@ class RemoteSession:
         self._numbers: dict[int, tuple[int, Checkpoint]] = {}
         """By `id`: checkpoints do not hash, and one that is here keeps its id."""
         self._caught_up = -1
-        self._why = "the session is being opened"
+        self._why = ""
         self._requests: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, name: str, *, shards: int = 1, resume: Frontier = EMPTY) -> Self:
-        """A session of a task or a collection at the service that `url` names.
+    async def open(
+        cls,
+        service: str | CommitterAddress,
+        name: str,
+        *,
+        shards: int = 1,
+        resume: Frontier = EMPTY,
+    ) -> Self:
+        """A session of a task or a collection at a service.
 
-        `url` is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
+        Its URL is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
         """
-        address = CommitterAddress.parse(url)
-        session = cls(url, open_channel(address, _CHANNEL_OPTIONS))
+        address = CommitterAddress.parse(service) if isinstance(service, str) else service
+        session = cls(f"grpc://{address.target}", open_channel(address, _CHANNEL_OPTIONS))
         try:
             for request in wire.open_requests(name, shards, resume):
                 session._requests.put_nowait(request)
@@ -115,7 +122,7 @@ class RemoteSession:
         await given.until(lambda: given.empty and self._caught_up >= revision)
 
     def waiting_for(self) -> str:
-        """As `Session.waiting_for`, as of a few seconds ago."""
+        """As `Session.waiting_for`, as of a few seconds ago; nothing until the service tells."""
         ended = self._handover.ended
         return self._why if ended is None else f"the session has ended: {ended}"
 
@@ -150,13 +157,13 @@ class RemoteSession:
         try:
             async for response in call:
                 self._take(response)
-            self._handover.end(Unavailable("the service ended the session", where=self._url))
+            self._handover.end(Unavailable("the service ended the session", where=self._where))
         except PenstockError as error:
             self._handover.end(error)
         except aio.AioRpcError as error:
-            self._handover.end(_lost(error, self._url))
+            self._handover.end(_lost(error, self._where, opened=self._opened))
         finally:
-            self._handover.end(SessionClosed("the connection was closed", where=self._url))
+            self._handover.end(SessionClosed("the connection was closed", where=self._where))
             call.cancel()
 
     def _take(self, response: pb.SessionResponse) -> None:
@@ -194,23 +201,38 @@ def _binding_of(message: pb.Binding) -> RemoteBinding:
     )
 
 
-def _lost(error: aio.AioRpcError, url: str) -> PenstockError:
-    """What a status means to whoever had a session."""
+def _lost(error: aio.AioRpcError, where: str, *, opened: bool) -> PenstockError:
+    """What a status means to whoever had a session, or wanted one."""
     details = mask(error.details() or error.code().name)
     match error.code():
         case grpc.StatusCode.UNAUTHENTICATED:
             return UserError(
                 "the shuffle service refused the connection",
-                where=url,
+                where=where,
                 why=details,
-                fix="name a file with a valid token: grpc://host:port?token_file=FILE",
+                fix="name a file with a valid token: ?token_file=FILE in the URL, or --token-file",
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return UserError(
+                "this is no shuffle service",
+                where=where,
+                why=details,
+                fix="give the address that `penstock shuffle --listen` has printed",
             )
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return Unavailable("the shuffle service is full", where=url, why=details)
+            return Unavailable("the shuffle service is full", where=where, why=details)
+        case _ if not opened:
+            return Unavailable(
+                "no connection to the shuffle service",
+                where=where,
+                why=details,
+                fix="see that it runs there; with TLS, name the authority of its certificate: "
+                "?ca=FILE in the URL, or --tls-ca",
+            )
         case _:
             return Unavailable(
                 "the connection to the shuffle service is lost",
-                where=url,
+                where=where,
                 why=details,
                 fix="open another session, with the frontier that was stored last",
             )

@@ -28,10 +28,11 @@ from penstock.consensus.committer.auth import (
     TokenFile,
     authorization_of,
 )
+from penstock.consensus.committer.channel import bind
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
 from penstock.consensus.store import Determinate
-from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
+from penstock.errors import Bug, PenstockError, UsageError, UserError
 from penstock.journal.names import collection_prefix
 from penstock.journal.planning import Planner
 from penstock.model.clock import Clock
@@ -266,6 +267,17 @@ def _check_access(who: Principal, collection: str) -> None:
         ) from None
 
 
+def check_exposure(listen: str, *, tls: bool, tokens: bool) -> None:
+    """Refuse an address that other hosts reach, unless both TLS and tokens protect it."""
+    host, _ = parse_listen(listen)
+    if not (tls and tokens) and not is_loopback(host):
+        raise UsageError(
+            f"refusing to listen on {listen} without both TLS and tokens",
+            why="whoever reaches the port could read what every collection holds",
+            fix="listen on 127.0.0.1, or add --token-file, --tls-cert and --tls-key",
+        )
+
+
 @contextlib.asynccontextmanager
 async def serving(
     service: ShuffleService,
@@ -277,26 +289,12 @@ async def serving(
 
     Another host may be listened on only with TLS `credentials` and tokens.
     """
-    host, _ = parse_listen(listen)
-    if not is_loopback(host) and (credentials is None or service.tokens is None):
-        raise UsageError(
-            f"refusing to listen on {listen} without both TLS and tokens",
-            why="whoever reaches the port could read what every collection holds",
-            fix="listen on 127.0.0.1, or give a certificate and a token file",
-        )
+    check_exposure(listen, tls=credentials is not None, tokens=service.tokens is not None)
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers([service.handler()])
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(listen)
-        else:
-            port = server.add_secure_port(listen, credentials)
-    except RuntimeError as error:
-        raise Unavailable(
-            f"cannot listen on {listen}", why=str(error), fix="choose a free port"
-        ) from error
+    port = bind(server, listen, credentials)
     await server.start()
-    address = f"grpc://{join(host, port)}"
+    address = f"grpc://{join(parse_listen(listen)[0], port)}"
     log.info("shuffle service listening", extra=fields(address=address))
     try:
         yield address
