@@ -197,7 +197,7 @@ class Deployment:
                 work.SMALL_BYTES = 0  # type: ignore[misc]
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
-            world = replace(make_world(self.settings, store), spark=lambda: self.spark)
+            world = replace(make_world(self.settings, store), spark=lambda _: self.spark)
             failpoints.arm(failpoint)
             run = await run_until(
                 catalog,

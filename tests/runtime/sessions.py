@@ -153,7 +153,7 @@ class Place:
             await publisher.commit_now()
 
     def world(self, store: Consensus) -> World:
-        return replace(make_world(self.settings, store), spark=lambda: self.spark)
+        return replace(make_world(self.settings, store), spark=lambda _: self.spark)
 
     def run(
         self,

@@ -97,7 +97,7 @@ def place(tmp_path: Path, spark: SparkSession) -> Place:
 
 
 def no_spark(world: World) -> World:
-    def refuse() -> SparkSession:
+    def refuse(_: int) -> SparkSession:
         raise AssertionError("a job was to be run")
 
     return replace(world, spark=refuse)

@@ -72,7 +72,7 @@ async def test_a_clean_backlog_is_sequenced_without_reading_a_row(
         blobs.pages = blobs.others = 0
         await Sequencer(here=here, spec=spec, backlog=backlog).sequence()
     assert blobs.others == 0
-    assert blobs.pages == (1 if journals == 1 else 0)
+    assert (blobs.pages > 0) == (journals == 1)
 
 
 # ------------------------------------------------------------------------------------------ bounded

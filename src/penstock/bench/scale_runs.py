@@ -85,7 +85,7 @@ async def caught_up(
         catalog = await desired.load(store)
         world = make_world(settings, store)
         if spark is not None:
-            world = dataclasses.replace(world, spark=spark)
+            world = dataclasses.replace(world, spark=lambda _: spark())
         revision = await current_revision(store)
         specs = materializations(catalog, names)
         runs = await asyncio.gather(*(run_until(catalog, each, world, revision) for each in specs))

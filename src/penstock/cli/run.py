@@ -93,7 +93,7 @@ async def _run(
     async with opened(settings, create=bool(settings.catalog)) as store:
         catalog = await current_catalog(store, settings)
         specs = materializations(catalog, names)
-        world = make_world(settings, store, short=True)
+        world = make_world(settings, store, ends=True)
         revision = await current_revision(store)
         reins = Reins()
         with _showing([spec.name for spec in specs]) as shown, _interruptible(reins):

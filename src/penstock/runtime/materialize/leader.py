@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -98,6 +99,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.runtime")
 
+_MANY_BYTES: Final = 1 << 40
+"""Rows are looked up where there are too many of them for the leader."""
+
 T = TypeVar("T")
 Log = StateLog[Entries, tuple[Op, ...]]
 
@@ -137,8 +141,9 @@ class World:
     """Where a leader lives: the stores, Spark, and the time."""
 
     planner: Planner
-    spark: Callable[[], SparkSession]
-    """Starts it if it must; called in a thread, and only if there is something to read."""
+    spark: Callable[[int], SparkSession]
+    """Starts it if it must; called in a thread, and only if there is something to read: so many
+    bytes, as they are stored."""
     now: Callable[[], Clock]
     entropy: Callable[[int], bytes]
     between: str
@@ -394,7 +399,8 @@ class _Session:
     async def _look_up(self, need: NeedRows) -> int:
         from penstock.shuffle.lookup import spark_lookup
 
-        return await spark_lookup(self._world.spark, self._world.planner)(need)
+        start = functools.partial(self._world.spark, _MANY_BYTES)
+        return await spark_lookup(start, self._world.planner)(need)
 
     async def _run(self, recovered: Recovered) -> Ended:
         replayed = recovered.resume.unresolved_hints > 0

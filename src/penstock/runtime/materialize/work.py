@@ -117,7 +117,7 @@ class Jobs:
         self,
         built: Built,
         planner: Planner,
-        spark: Callable[[], SparkSession],
+        spark: Callable[[int], SparkSession],
         *,
         epoch: int,
         between: str,
@@ -245,7 +245,7 @@ class Jobs:
     ) -> Documents:
         """Documents of a transaction, combined by key; in one task, if they are few."""
         if self._slice is None:
-            self._spark, self._slice = await self._open()
+            self._spark, self._slice = await self._open(transaction.bytes)
         made = {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
@@ -360,10 +360,10 @@ class Jobs:
     def _path(self, transaction: Transaction, what: str, attempt: int) -> str:
         return f"{self._left}/{self._epoch}/{transaction.opened:x}-{what}-{attempt}"
 
-    async def _open(self) -> tuple[SparkSession, Slice]:
+    async def _open(self, waiting_bytes: int) -> tuple[SparkSession, Slice]:
         from penstock.shuffle.slice import Slice
 
-        spark = await asyncio.to_thread(self._start_spark)
+        spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
         await asyncio.to_thread(self._sweep, spark)
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))
 
