@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from penstock import engine
 from penstock.engine import (
     ARCHIVE_CLASSES,
     EngineOptions,
@@ -63,25 +62,23 @@ def test_an_old_java_is_refused_with_what_was_found(
     assert "apt-get install" in str(e.value)
 
 
-def test_classes_come_from_the_archive_if_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_come_from_the_archive_if_there_is_one(tmp_path: Path) -> None:
     archive = tmp_path / "with space" / "spark.jsa"
-    monkeypatch.setattr(engine, "class_archive", lambda: archive)
     key = "spark.driver.extraJavaOptions"
     mine = EngineOptions(conf={key: "-Xss8m"})
-    assert "SharedArchiveFile" not in _java_options(mine)[key]
+    assert "SharedArchiveFile" not in _java_options(mine, archive)[key]
     archive.parent.mkdir()
     archive.touch()
-    assert f'-XX:SharedArchiveFile="{archive}" -Xss8m' in _java_options(mine)[key]
+    assert f'-XX:SharedArchiveFile="{archive}" -Xss8m' in _java_options(mine, archive)[key]
     made = EngineOptions(conf={key: f"{ARCHIVE_CLASSES}=new.jsa"})
-    assert "SharedArchiveFile" not in _java_options(made)[key], "one is made from scratch"
+    assert "SharedArchiveFile" not in _java_options(made, archive)[key], "one is made from scratch"
 
 
-def test_only_a_short_session_does_without_the_optimising_compiler() -> None:
+def test_only_a_short_session_does_without_the_optimising_compiler(tmp_path: Path) -> None:
+    none = tmp_path / "none.jsa"
     key = "spark.driver.extraJavaOptions"
-    assert "TieredStopAtLevel=1" in _java_options(EngineOptions(short=True))[key]
-    assert "TieredStopAtLevel" not in _java_options(EngineOptions())[key]
+    assert "TieredStopAtLevel=1" in _java_options(EngineOptions(short=True), none)[key]
+    assert "TieredStopAtLevel" not in _java_options(EngineOptions(), none)[key]
 
 
 def test_exchanges_have_as_many_partitions_as_this_machine_has_cores() -> None:

@@ -93,13 +93,14 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
             why="Penstock's results depend on its value",
             fix="leave it out",
         )
-    environment = _launch_environment(options.conf)
+    java = find_java()
+    environment = _launch_environment(options.conf, java)
     log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / "spark.log"
     builder = SparkSession.builder.master(options.master).appName(options.app_name)
     defaults = {**_DEFAULTS, **_parallelism(options.master)}
-    for key, value in {**defaults, **_java_options(options), **_FIXED}.items():
+    for key, value in {**defaults, **_java_options(options, class_archive(java)), **_FIXED}.items():
         builder = builder.config(key, value)
     try:
         with _environment(environment), _standard_error_to(log):
@@ -165,26 +166,26 @@ def _parallelism(master: str) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(max(2, cores))}
 
 
-def _java_options(options: EngineOptions) -> dict[str, str]:
+def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
     """The person's configuration, with our settings in front of their JVM options."""
     key = "spark.driver.extraJavaOptions"
     theirs = options.conf.get(key, "")
     ours = [f"-Dlog4j2.configurationFile={_quoted(_LOG_SETTINGS.as_uri())}"]
     if options.short:
         ours.append("-XX:TieredStopAtLevel=1")
-    if (archive := class_archive()).exists() and ARCHIVE_CLASSES not in theirs:
+    if archive.exists() and ARCHIVE_CLASSES not in theirs:
         # One that does not fit this Java and these jars is passed over by the JVM.
         ours.append(f"-XX:SharedArchiveFile={_quoted(str(archive))}")
     return {**options.conf, key: " ".join([*ours, *([theirs] if theirs else [])])}
 
 
-def class_archive() -> Path:
+def class_archive(java: Java) -> Path:
     """Where Spark's classes are kept as the JVM wants them, if `penstock prepare` was run.
 
     Loading and verifying them is half of the time that Spark takes to start and to run a first job.
     It lies in the environment that Penstock is installed in, and goes with it.
     """
-    name = f"spark-{metadata.version('pyspark')}-java-{find_java().version}.jsa"
+    name = f"spark-{metadata.version('pyspark')}-java-{java.version}.jsa"
     return Path(sys.prefix) / "share" / "penstock" / name
 
 
@@ -192,15 +193,15 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _launch_environment(conf: Mapping[str, str]) -> dict[str, str]:
+def _launch_environment(conf: Mapping[str, str], java: Java) -> dict[str, str]:
     """What Spark's launcher and PySpark read from the environment only.
 
     Executors run this very interpreter: the first `python3` on the path lacks our packages. A
     cluster whose machines keep it elsewhere says so with `spark.pyspark.python`.
     """
     wanted = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
-    if (java_home := find_java().home) is not None:
-        wanted["JAVA_HOME"] = str(java_home)
+    if java.home is not None:
+        wanted["JAVA_HOME"] = str(java.home)
     return wanted
 
 

@@ -18,7 +18,7 @@ def prepared(*arguments: str) -> tuple[int, str]:
 def test_an_archive_that_is_there_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "spark.jsa"
     archive.write_bytes(b"classes")
-    monkeypatch.setattr(engine, "class_archive", lambda: archive)
+    monkeypatch.setattr(engine, "class_archive", lambda _: archive)
     code, said = prepared("--json")
     assert (code, json.loads(said)) == (0, {"archive": str(archive), "bytes": 7})
     assert archive.read_bytes() == b"classes"
@@ -28,7 +28,7 @@ def test_where_nothing_can_be_written_it_says_what_that_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(engine, "class_archive", lambda: tmp_path / "file" / "spark.jsa")
+    monkeypatch.setattr(engine, "class_archive", lambda _: tmp_path / "file" / "spark.jsa")
     code, said = prepared()
     assert code == 1
     assert "cannot be written to" in said
@@ -41,7 +41,7 @@ def test_spark_starts_from_an_archive_that_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "share" / "spark.jsa"
-    monkeypatch.setattr(engine, "class_archive", lambda: archive)
+    monkeypatch.setattr(engine, "class_archive", lambda _: archive)
     code, said = prepared()
     assert code == 0, said
     assert archive.stat().st_size > 10_000_000

@@ -29,9 +29,9 @@ def prepare(
 
     Example: penstock prepare
     """
-    from penstock.engine import class_archive
+    from penstock.engine import class_archive, find_java
 
-    archive = class_archive()
+    archive = class_archive(find_java())
     if again or not archive.exists():
         fresh = archive.with_suffix(".new")
         try:

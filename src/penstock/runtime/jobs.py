@@ -7,8 +7,9 @@ saved in between:
 
 The documents of each binding are scanned and combined by native expressions; where stored documents
 have to be looked up, a stage asks the connector for them by key and the combination is finished
-with them. Rows go to the task of their shard, become rows of the target, and are put aside by the
-connector. What comes back is one small manifest for each binding and shard.
+with them. Rows go to a task of their shard, become rows of the target, and are put aside by the
+connector: one task for each of several shards, or as many as there are cores for a single one. What
+comes back is one small manifest from each task.
 
 **Retries are harmless.** Only the last stage has effects, and what it makes carries the name of its
 attempt. Manifests travel as result rows, so those of losing attempts are never seen; counts come
@@ -103,7 +104,7 @@ class _Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What one shard did for one binding."""
+    """What one shard, or a task of it, did for one binding."""
 
     binding: int
     shard: int
@@ -471,7 +472,7 @@ def _stager(
 def _store(
     work: _Errand, batches: _Batches, workers: Workers, attempt: Attempt
 ) -> tuple[Sequence[Staged], Counted]:
-    """Put the documents of one shard aside."""
+    """Put the documents of one task aside."""
     binding = work.target.binding
     stager = workers.stager(attempt)
     greatest: bytes | None = None
