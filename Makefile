@@ -55,7 +55,7 @@ setup: .venv/runtime .venv/prepared ## install everything; the command is then .
 demo: setup ## run the demo: sample documents, through collections, into tables
 	@$(BIN)/penstock demo demo
 
-bench: setup .venv/bench .venv-peers/installed ## run the benchmarks (QUICK=1: a minute or two each; ONLY="latency crash")
+bench: setup .venv/bench .venv-peers/installed ## run the benchmarks (QUICK=1: a few minutes each; ONLY="latency crash")
 	@scripts/ensure-postgres
 	@$(BIN)/penstock bench $(ONLY) $(if $(QUICK),--quick) --peers .venv-peers/bin/python
 

@@ -32,9 +32,7 @@ def bench(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME…]", help="Which ones; all by default.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller: a minute or two per benchmark.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller: minutes per benchmark.")] = False,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
     ] = RESULTS,
