@@ -112,7 +112,7 @@ def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> W
         spark=start,
         now=wall_clock.now,
         entropy=os.urandom,
-        between=(settings.data / "between").resolve().as_uri(),
+        between=f"file://{(settings.data / 'between').resolve()}",  # as Hadoop has it: not quoted
     )
 
 

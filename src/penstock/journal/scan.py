@@ -311,6 +311,24 @@ def scan_frame(
     return reduce(DataFrame.union, chosen)
 
 
+def rows_at_hand(
+    blobs: BlobStore,
+    plan: ScanPlan,
+    layouts: Mapping[str, Column],
+    wanted: Column,
+    *,
+    columns: Sequence[str],
+) -> pyarrow.Table | None:
+    """The rows of a plan with their stamps, if the driver has them all; None if tasks are to read.
+
+    They look as `stamped_schema` says.
+    """
+    local, distributed = _apart(plan.rest)
+    if plan.native or distributed:
+        return None
+    return _local_rows(blobs, Split(pieces=tuple(local), layouts=layouts), wanted, columns)
+
+
 def _names(wanted: Column, columns: Sequence[str] | None, *, meta: bool) -> list[str]:
     known = row_schema(wanted).names
     documents, stamps = known[:-STAMPS], known[-STAMPS:]
@@ -337,20 +355,19 @@ def _native_frames(
     for schema, scan in native.items():
         written = layouts[schema]
         if scan.whole:
-            yield adapt_frame(parquet_frame(spark, root, scan.whole, written), written, wanted)
+            whole = parquet_frame(spark, root, scan.whole, frame_schema(written))
+            yield adapt_frame(whole, written, wanted)
         if scan.partly:
-            frame = parquet_frame(spark, root, scan.partly, written).where(
-                _shown(scan.shown, written)
-            )
-            yield adapt_frame(frame, written, wanted)
+            partly = parquet_frame(spark, root, scan.partly, frame_schema(written))
+            yield adapt_frame(partly.where(_shown(scan.shown, written)), written, wanted)
 
 
 def parquet_frame(
-    spark: SparkSession, root: str | None, paths: Sequence[str], written: Column
+    spark: SparkSession, root: str | None, paths: Sequence[str], schema: StructType
 ) -> DataFrame:
     """Objects by name: nothing is inferred from them, nor from their paths."""
     return (
-        spark.read.schema(frame_schema(written))
+        spark.read.schema(schema)
         .option("recursiveFileLookup", "true")  # field=value in a path is no column
         .option("__globPaths__", "false")  # and [a] is no pattern
         .parquet(*(f"{root}{path}" for path in paths))
@@ -381,11 +398,17 @@ def _local_frame(
     spark: SparkSession, blobs: BlobStore, split: Split, wanted: Column, documents: Sequence[str]
 ) -> DataFrame:
     """Rows that go to Spark with the query: no task reads them, and no Python starts for them."""
+    rows = _local_rows(blobs, split, wanted, documents)
+    return spark.createDataFrame(rows, stamped_schema(wanted, documents))
+
+
+def _local_rows(
+    blobs: BlobStore, split: Split, wanted: Column, documents: Sequence[str]
+) -> pyarrow.Table:
     schema = _row_schema(wanted, documents)
     rows = [_as(batch, schema) for batch in read_split(blobs, split, wanted, columns=documents)]
     # Spark does not take a table without batches.
-    table = pyarrow.Table.from_batches(rows or [_pa.RecordBatch.from_pylist([], schema)], schema)
-    return spark.createDataFrame(table, _frame_schema(wanted, documents))
+    return pyarrow.Table.from_batches(rows or [_pa.RecordBatch.from_pylist([], schema)], schema)
 
 
 def _arrow_frame(
@@ -410,7 +433,7 @@ def _arrow_frame(
 
     count = len(all_splits)
     numbers = spark.range(0, count, 1, numPartitions=count)
-    return numbers.mapInArrow(read, _frame_schema(wanted, documents))
+    return numbers.mapInArrow(read, stamped_schema(wanted, documents))
 
 
 def _row_schema(wanted: Column, documents: Sequence[str]) -> pyarrow.Schema:
@@ -419,7 +442,7 @@ def _row_schema(wanted: Column, documents: Sequence[str]) -> pyarrow.Schema:
     return pyarrow.schema([schema.field(name) for name in [*documents, *schema.names[-STAMPS:]]])
 
 
-def _frame_schema(wanted: Column, documents: Sequence[str]) -> StructType:
+def stamped_schema(wanted: Column, documents: Sequence[str]) -> StructType:
     """The same, for Spark."""
     schema = frame_schema(wanted)
     return StructType([schema[name] for name in [*documents, *schema.names[-STAMPS:]]])

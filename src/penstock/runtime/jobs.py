@@ -258,7 +258,7 @@ def stage(
 
 def stage_small(
     works: Sequence[Work],
-    documents: Documents,
+    rows: Mapping[int, pyarrow.RecordBatch],
     workers: Workers,
     identity: Identity,
     *,
@@ -267,31 +267,42 @@ def stage_small(
     """The same for a small transaction without loads: the leader itself stages, as shard 0."""
     staged: list[Staged] = []
     counted: list[Counted] = []
-    collected = _collected(documents)
     for work in works:
         binding = work.target.binding
-        rows = collected[binding]
-        made, count = _store(work.errand, iter([rows]), workers, identity.attempt(binding, 0, 0))
+        attempt = identity.attempt(binding, 0, 0)
+        made, count = _store(work.errand, iter([rows[binding]]), workers, attempt)
         staged += made
         counted.append(count)
         counted += (Counted(binding=binding, shard=shard) for shard in range(1, shards))
     return Manifest(staged=tuple(staged), counted=tuple(counted))
 
 
-def _collected(documents: Documents) -> Mapping[int, pyarrow.RecordBatch]:
-    """The rows of few documents, by one job of one task."""
+def collected(
+    bindings: Sequence[int], collect: Callable[[], pyarrow.Table]
+) -> Mapping[int, pyarrow.RecordBatch]:
+    """The rows of each binding, of a job that collects what `united` makes of few documents."""
     with _errors():
-        if len(documents) == 1:
-            (binding,) = documents
-            alone: Any = documents[binding].toArrow().combine_chunks()
-            empty = pa.RecordBatch.from_pylist([], alone.schema)
-            return {binding: next(iter(alone.to_batches()), empty)}
-        table: Any = _together(documents).coalesce(1).toArrow()
+        table: Any = collect()
+    if len(bindings) == 1:
+        batches = table.combine_chunks().to_batches()
+        return {bindings[0]: batches[0] if batches else _no_rows(table.schema)}
     found = {}
-    for binding in documents:
+    for binding in bindings:
         structs = table.column(_name(binding)).combine_chunks()
         found[binding] = pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
     return found
+
+
+def _no_rows(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    batch: pyarrow.RecordBatch = pa.RecordBatch.from_pylist([], schema)
+    return batch
+
+
+def united(documents: Documents) -> DataFrame:
+    """The documents of all bindings as one frame of one partition, for `collected`."""
+    if len(documents) == 1:
+        return next(iter(documents.values()))
+    return _together(documents).coalesce(1)
 
 
 def save(documents: Documents, path: str) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from penstock.errors import Bug
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
+from penstock.journal.frames import frame_schema
 from penstock.journal.rows import stamp_names
 from penstock.journal.scan import parquet_frame
 from penstock.journal.state import Blob
@@ -51,7 +52,7 @@ def _first(spark: SparkSession, planner: Planner, rows: VisibleRows, layout: Col
     first, last = at.row + run.first_offset, at.row + run.last_offset
     place = f.col("_metadata.row_index")
     found = (
-        parquet_frame(spark, spark_root(planner.blobs), [at.path], layout)
+        parquet_frame(spark, spark_root(planner.blobs), [at.path], frame_schema(layout))
         .where(f.col(names.producer) == f.lit(int(run.producer)))
         .where(f.col(names.clock) > f.lit(int(rows.clock_gt)))
         .where(place.between(first, last))

@@ -26,8 +26,8 @@ from pyspark.sql import functions as f
 from penstock.errors import Bug
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
-from penstock.journal.rows import stamp_names
-from penstock.journal.scan import plan_scan, scan_frame
+from penstock.journal.rows import STAMPS, row_schema, stamp_names
+from penstock.journal.scan import plan_scan, rows_at_hand, scan_frame, stamped_schema
 from penstock.journal.schemas import layout
 from penstock.model.clock import CLOCK_MAX
 from penstock.model.schema import compiled
@@ -35,10 +35,14 @@ from penstock.native import keys, sql
 from penstock.shuffle.route import key_columns, needed_columns, r_clock, shard_column
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
+    from penstock.journal.blobs import BlobStore
     from penstock.journal.planning import Planner
+    from penstock.journal.scan import ScanPlan
     from penstock.journal.state import JournalState
     from penstock.model.columns import Column
     from penstock.model.routing import Routing
@@ -80,6 +84,41 @@ class _Prepared:
     """What its rows say, under names that no document can have changed."""
     routed: tuple[SparkColumn, ...]
     """And what follows from that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Documents that a binding is to read, as records say where they are."""
+
+    spark: SparkSession
+    blobs: BlobStore
+    plan: ScanPlan
+    layouts: Mapping[str, Column]
+    root: Column
+    columns: tuple[str, ...]
+    bounds: Bounds | None
+    """Those of the binding, if they leave out rows of a run."""
+
+    @property
+    def schema(self) -> StructType:
+        """The layout of rows: columns of the binding's read schema, then their stamps."""
+        return stamped_schema(self.root, self.columns)
+
+    def frame(self) -> DataFrame:
+        """The rows, in no order. Nothing is read yet."""
+        frame = scan_frame(
+            self.spark, self.blobs, self.plan, self.layouts, self.root,
+            columns=self.columns, meta=True,
+        )  # fmt: skip
+        if self.bounds is None:
+            return frame
+        return frame.where(_within(self.bounds, stamp_names(self.root).clock))
+
+    def at_hand(self) -> pyarrow.Table | None:
+        """The rows themselves, if all of them came with the records."""
+        if self.bounds is not None:
+            return None
+        return rows_at_hand(self.blobs, self.plan, self.layouts, self.root, columns=self.columns)
 
 
 class Slice:
@@ -128,11 +167,23 @@ class Slice:
         *,
         columns: Sequence[str] | None = None,
     ) -> DataFrame:
-        """The documents of a binding in the layout of its read schema, then their stamps.
+        """The documents of a binding, as `Reading.frame` gives them."""
+        reading = await self.reading(binding, deliveries, states, columns=columns)
+        return await asyncio.to_thread(reading.frame)
+
+    async def reading(
+        self,
+        binding: Binding,
+        deliveries: Iterable[Delivery],
+        states: Mapping[str, JournalState],
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Reading:
+        """How the documents of a binding are read.
 
         `states` are the newest states of the journals: compaction may have moved rows since they
         were sequenced. `columns` are members of documents, by default those that the binding says;
-        the columns of its key are always there too. The rows have no order.
+        the columns of its key are always there too.
         """
         prepared = self._prepared[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
@@ -152,16 +203,20 @@ class Slice:
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)
         root, wanted = prepared.root, binding.columns if columns is None else columns
-        if wanted is not None:
-            wanted = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
-        frame = await asyncio.to_thread(
-            lambda: scan_frame(
-                self._spark, self._planner.blobs, plan, layouts, root, columns=wanted, meta=True
-            )
+        if wanted is None:
+            names = tuple(row_schema(root).names[:-STAMPS])
+        else:
+            names = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
+        admitted = all(_admits(binding.bounds, rows) for some in visible.values() for rows in some)
+        return Reading(
+            spark=self._spark,
+            blobs=self._planner.blobs,
+            plan=plan,
+            layouts=layouts,
+            root=root,
+            columns=names,
+            bounds=None if admitted else binding.bounds,
         )
-        if all(_admits(binding.bounds, rows) for some in visible.values() for rows in some):
-            return frame
-        return frame.where(_within(binding.bounds, stamp_names(root).clock))
 
     def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
         """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""

@@ -394,6 +394,7 @@ class _Session:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            self._jobs.close()
             await self._shuffle.close()
 
     async def _look_up(self, need: NeedRows) -> int:

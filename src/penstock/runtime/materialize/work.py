@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.errors import Bug, PenstockError, Unavailable
@@ -33,12 +33,15 @@ from penstock.runtime.stats import Counts
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
 if TYPE_CHECKING:
+    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.journal.planning import Planner
     from penstock.native.reduce import Reduction
     from penstock.runtime.jobs import Counted, Documents, Identity, Manifest, Work
-    from penstock.shuffle.slice import Slice
+    from penstock.runtime.prepared import Queries
+    from penstock.shuffle.binding import Binding
+    from penstock.shuffle.slice import Reading, Slice
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -47,6 +50,8 @@ JOB_ATTEMPTS: Final = 3
 
 SMALL_BYTES: Final = 4 << 20
 """Stored size of documents up to which a transaction is small; combined, it is hardly more."""
+
+_LOCAL: Final = "file://"
 
 T = TypeVar("T")
 
@@ -130,6 +135,8 @@ class Jobs:
         """Where jobs leave something to the next: a directory for each session."""
         self._shards = built.runtime.shards
         self._slice: Slice | None = None
+        self._queries: Queries | None = None
+        """Where tasks see the files of this machine."""
         self._combinations: dict[tuple[int, bool, bool], Reduction] = {}
         """By binding, whether all columns are read, and whether clocks alone order documents."""
         self._targets = {each.binding.index: each for each in built.targets}
@@ -225,6 +232,11 @@ class Jobs:
             files, where = _hadoop(self._spark, path)
             files.delete(where, True)
 
+    def close(self) -> None:
+        """No more jobs are run."""
+        if self._queries is not None:
+            self._queries.close()
+
     # ----------------------------------------------------------------------------------- the jobs
 
     def _works(self, transaction: Transaction, max_keys: Mapping[int, bytes]) -> list[Work]:
@@ -244,34 +256,39 @@ class Jobs:
         self, transaction: Transaction, states: Mapping[str, JournalState], *, small: bool = False
     ) -> Documents:
         """Documents of a transaction, combined by key; in one task, if they are few."""
+        readings, deliveries = await self._readings(transaction, states), transaction.deliveries()
+
+        def combine() -> Documents:
+            return {
+                binding: self._combine(binding, deliveries[binding], reading.frame(), small=small)
+                for binding, reading in readings.items()
+            }
+
+        return await asyncio.to_thread(combine)
+
+    async def _readings(
+        self, transaction: Transaction, states: Mapping[str, JournalState]
+    ) -> Mapping[int, Reading]:
         if self._slice is None:
             self._spark, self._slice = await self._open(transaction.bytes)
-        made = {}
+        readings = {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
             foreign = refusals.are_foreign(bound.binding, some)
-            frame = await self._slice.frame(
+            readings[binding] = await self._slice.reading(
                 bound.binding, some, states, columns=None if foreign else bound.columns
             )
-            combine = functools.partial(self._combine, binding, some, foreign=foreign, small=small)
-            made[binding] = await asyncio.to_thread(combine, frame)
-        return made
+        return readings
 
     def _combine(
-        self,
-        binding: int,
-        deliveries: Sequence[Delivery],
-        frame: DataFrame,
-        *,
-        foreign: bool,
-        small: bool,
+        self, binding: int, deliveries: Sequence[Delivery], frame: DataFrame, *, small: bool
     ) -> DataFrame:
         from penstock.runtime import jobs
 
         bound = self._targets[binding]
+        foreign, one = _kind(bound.binding, deliveries)
         if foreign:
             frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
-        one = _has_one_producer(deliveries)
         if (combination := self._combinations.get((binding, foreign, one))) is None:
             names = stamp_names(bound.plan.columns)
             order = (names.clock,) if one else (names.clock, names.producer)
@@ -321,17 +338,54 @@ class Jobs:
         from penstock.runtime import jobs
 
         works, identity = transaction.works, self._identity(transaction, attempt)
-        few = transaction.bytes <= SMALL_BYTES
+        few, shards = transaction.bytes <= SMALL_BYTES, self._shards
+        if few and not any(work.mode is Mode.LOAD for work in works):
+            readings = await self._readings(transaction, states)
+
+            def run_small() -> Manifest:
+                rows = self._collected(transaction.deliveries(), readings)
+                return jobs.stage_small(works, rows, workers, identity, shards=shards)
+
+            return await self._in_spark(transaction, run_small)
         documents = transaction.gathered or await self._combined(transaction, states, small=few)
-        shards = self._shards
 
         def run() -> Manifest:
-            if few and not any(work.mode is Mode.LOAD for work in works):
-                return jobs.stage_small(works, documents, workers, identity, shards=shards)
             loaded = jobs.loaded(works, documents, workers, identity, shards=shards)
             return jobs.stage(works, loaded, workers, identity, shards=shards)
 
         return await self._in_spark(transaction, run)
+
+    def _collected(
+        self, deliveries: Mapping[int, Sequence[Delivery]], readings: Mapping[int, Reading]
+    ) -> Mapping[int, pyarrow.RecordBatch]:
+        """The combined rows of a small transaction.
+
+        Those that all came with records are read by a query that is planned already.
+        """
+        from penstock.runtime import jobs
+
+        def united(frames: Mapping[int, DataFrame]) -> DataFrame:
+            return jobs.united(
+                {
+                    binding: self._combine(binding, deliveries[binding], frame, small=True)
+                    for binding, frame in frames.items()
+                }
+            )
+
+        def collect() -> pyarrow.Table:
+            rows = {binding: reading.at_hand() for binding, reading in readings.items()}
+            known = {binding: some for binding, some in rows.items() if some is not None}
+            if self._queries is None or len(known) < len(rows):
+                frames = {binding: reading.frame() for binding, reading in readings.items()}
+                return united(frames).toArrow()
+            kinds = (
+                (binding, *_kind(self._targets[binding].binding, some))
+                for binding, some in deliveries.items()
+            )
+            schemas = {binding: reading.schema for binding, reading in readings.items()}
+            return self._queries.collect(known, schemas, united, key=tuple(kinds))
+
+        return jobs.collected(list(readings), collect)
 
     async def _stage_saved(
         self, transaction: Transaction, workers: Workers, attempt: int
@@ -361,10 +415,15 @@ class Jobs:
         return f"{self._left}/{self._epoch}/{transaction.opened:x}-{what}-{attempt}"
 
     async def _open(self, waiting_bytes: int) -> tuple[SparkSession, Slice]:
+        from penstock.runtime.prepared import Queries
         from penstock.shuffle.slice import Slice
 
         spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
         await asyncio.to_thread(self._sweep, spark)
+        local = (spark.sparkContext.master or "").startswith("local")
+        if local and self._left.startswith(_LOCAL):
+            here = Path(self._left.removeprefix(_LOCAL)) / str(self._epoch)
+            self._queries = Queries(spark, here / "slots")
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))
 
     def _sweep(self, spark: SparkSession) -> None:
@@ -468,10 +527,13 @@ class Jobs:
         return found if found > known else b""
 
 
-def _has_one_producer(deliveries: Sequence[Delivery]) -> bool:
-    """Whether clocks alone order the documents: two producers may have stamped the same one."""
+def _kind(binding: Binding, deliveries: Sequence[Delivery]) -> tuple[bool, bool]:
+    """Whether documents are foreign, and whether clocks alone order them.
+
+    Two producers may have stamped the same clock.
+    """
     producers: set[Producer] = {delivery.producer for delivery in deliveries}
-    return len(producers) == 1
+    return refusals.are_foreign(binding, deliveries), len(producers) == 1
 
 
 def _refusals() -> tuple[type[Exception], ...]:
