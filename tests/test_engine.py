@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from penstock.engine import (
     ARCHIVE_CLASSES,
     EngineOptions,
+    Lifetime,
     _java_options,
     _java_version,
     _parallelism,
@@ -74,17 +76,30 @@ def test_classes_come_from_the_archive_if_there_is_one(tmp_path: Path) -> None:
     assert "SharedArchiveFile" not in _java_options(made, archive)[key], "one is made from scratch"
 
 
-def test_only_a_short_session_does_without_the_optimising_compiler(tmp_path: Path) -> None:
-    none = tmp_path / "none.jsa"
+def test_the_jvm_is_told_how_long_a_session_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = "spark.driver.extraJavaOptions"
-    assert "TieredStopAtLevel=1" in _java_options(EngineOptions(short=True), none)[key]
-    assert "TieredStopAtLevel" not in _java_options(EngineOptions(), none)[key]
+
+    def told(lifetime: Lifetime, theirs: str = "") -> str:
+        options = EngineOptions(lifetime=lifetime, conf={key: theirs})
+        return _java_options(options, tmp_path / "none.jsa")[key]
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert "TieredStopAtLevel=1" in told(Lifetime.SHORT)
+    assert "TieredStopAtLevel" not in told(Lifetime.BATCH) + told(Lifetime.LONG)
+    assert "UseSerialGC" in told(Lifetime.SHORT)
+    assert "UseSerialGC" in told(Lifetime.BATCH)
+    assert "UseSerialGC" not in told(Lifetime.LONG)
+    assert "UseSerialGC" not in told(Lifetime.BATCH, "-XX:+UseParallelGC"), "theirs is the one"
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert "UseSerialGC" not in told(Lifetime.BATCH)
 
 
-def test_exchanges_have_as_many_partitions_as_this_machine_has_cores() -> None:
+def test_exchanges_have_some_partitions_for_each_core_of_this_machine() -> None:
     key = "spark.sql.shuffle.partitions"
-    assert _parallelism("local[6]") == _parallelism("local[6,3]") == {key: "6"}
-    assert int(_parallelism("local[*]")[key]) >= 2
+    assert _parallelism("local[6]") == _parallelism("local[6,3]") == {key: "24"}
+    assert int(_parallelism("local[*]")[key]) >= 4
     assert _parallelism("spark://127.0.0.1:7077") == {}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import wall_clock
 from penstock.connectors.builtin import materialization
-from penstock.engine import EngineOptions, open_spark
+from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import PenstockError, UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.journals import Journals
@@ -103,7 +103,8 @@ def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> W
     options = EngineOptions(master=settings.master, conf=settings.conf)
 
     def start(waiting_bytes: int) -> SparkSession:
-        return open_spark(replace(options, short=ends and waiting_bytes <= SHORT_BYTES))
+        lifetime = Lifetime.SHORT if waiting_bytes <= SHORT_BYTES else Lifetime.BATCH
+        return open_spark(replace(options, lifetime=lifetime if ends else Lifetime.LONG))
 
     return World(
         planner=Planner(

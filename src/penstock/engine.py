@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import enum
 import os
 import re
 import shutil
@@ -32,6 +33,10 @@ JAVA_MIN = 17
 ARCHIVE_CLASSES = "-XX:ArchiveClassesAtExit"
 """The JVM option that makes a class archive."""
 
+_PARTITIONS_PER_CORE = 4
+_FEW_CORES = 4
+"""Up to so many, collecting garbage by several of them at once saves less than it costs."""
+
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 _FIXED: Mapping[str, str] = {
@@ -53,15 +58,24 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.scheduler.mode": "FAIR",
-    # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction; on
-    # one machine, more of them than cores only cost (`_parallelism`).
+    # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
     "spark.sql.shuffle.partitions": "8",
+    # What a task scans it may have to sort: much smaller tasks cost time, larger ones memory.
+    "spark.sql.files.maxPartitionBytes": str(32 << 20),
     # Adaptive execution runs every exchange as a job of its own, and plans again after each: more
     # than it saves a transaction. And partitions are shards, which must stay as they are.
     "spark.sql.adaptive.enabled": "false",
     # A scan names its objects: to look them up takes less than a job with a task for each of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
 }
+
+
+class Lifetime(enum.Enum):
+    """How long a session will be used: what the JVM should spend its time and memory on."""
+
+    LONG = "until it is told to stop: short pauses, and code that is compiled well"
+    BATCH = "until what is there is done: nobody waits for pauses, so memory counts"
+    SHORT = "a minute or less, of which the optimising compiler would take a third for nothing"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +87,7 @@ class EngineOptions:
     app_name: str = "penstock"
     log_dir: Path | None = None
     """Where the JVM's own log goes; a temporary directory by default."""
-    short: bool = False
-    """The session will not live long: code is compiled quickly rather than well. Of a minute, the
-    optimising compiler takes a third, which only what goes on for minutes gets back."""
+    lifetime: Lifetime = Lifetime.LONG
 
 
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
@@ -159,11 +171,11 @@ def peak_rss_of(process: int | str) -> int | None:
 
 
 def _parallelism(master: str) -> dict[str, str]:
-    """As many exchange partitions as cores, where they are all here."""
+    """A few exchange partitions for each core, where they are all here."""
     if (found := re.fullmatch(r"local\[(\d+|\*)(,\d+)?\]", master)) is None:
         return {}
     cores = os.cpu_count() or 1 if found[1] == "*" else int(found[1])
-    return {"spark.sql.shuffle.partitions": str(max(2, cores))}
+    return {"spark.sql.shuffle.partitions": str(_PARTITIONS_PER_CORE * cores)}
 
 
 def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
@@ -171,7 +183,10 @@ def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
     key = "spark.driver.extraJavaOptions"
     theirs = options.conf.get(key, "")
     ours = [f"-Dlog4j2.configurationFile={_quoted(_LOG_SETTINGS.as_uri())}"]
-    if options.short:
+    few_cores = (os.cpu_count() or 1) <= _FEW_CORES
+    if options.lifetime is not Lifetime.LONG and few_cores and "GC" not in theirs:
+        ours.append("-XX:+UseSerialGC")  # two collectors would be refused
+    if options.lifetime is Lifetime.SHORT:
         ours.append("-XX:TieredStopAtLevel=1")
     if archive.exists() and ARCHIVE_CLASSES not in theirs:
         # One that does not fit this Java and these jars is passed over by the JVM.

@@ -194,7 +194,7 @@ class Deployment:
         async def run() -> None:
             os.chdir(self.directory)
             if self.through_tasks:
-                work.SMALL_BYTES = 0  # type: ignore[misc]
+                work.SMALL_BYTES = work.HERE_DOCUMENTS = 0  # type: ignore[misc]
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)

@@ -334,6 +334,7 @@ def test_only_what_the_winning_attempts_staged_is_stored(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "SMALL_BYTES", 0)
+    monkeypatch.setattr(work, "HERE_DOCUMENTS", 0)
     place.apply(COLLECTIONS, {"acme/views": task("sqlite", {"path": place.database()}, [SOURCE])})
     place.connects["acme/views"] = restless(place.directory / "flag")
     place.append({"acme/accounts": accounts(0, 30)})

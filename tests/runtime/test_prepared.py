@@ -56,7 +56,7 @@ def test_a_query_runs_on_the_rows_that_it_is_given_and_is_planned_once(
         return counted(frames)
 
     def collect(*pairs: tuple[int, str | None]) -> list[tuple[object, ...]]:
-        return found(queries.collect({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a"))
+        return found(queries.frame({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a").toArrow())
 
     assert collect((1, "a"), (1, "b"), (2, None)) == [(1, 2, "b"), (2, 1, None)]
     assert collect((3, "c")) == [(3, 1, "c")]
@@ -71,7 +71,7 @@ def test_several_bindings_are_one_query(spark: SparkSession, tmp_path: Path) -> 
     schemas = {0: SCHEMA, 4: SCHEMA}
     for turn in range(3):
         given_ = {0: rows((turn, "a")), 4: rows((turn, "b"), (9, "c"))}
-        answer = found(queries.collect(given_, schemas, counted, key="both"))
+        answer = found(queries.frame(given_, schemas, counted, key="both").toArrow())
         assert answer == sorted([(turn, 1, "a"), (turn, 1, "b"), (9, 1, "c")])
 
 
@@ -80,7 +80,7 @@ def test_more_rows_than_a_slot_holds_get_a_larger_one(spark: SparkSession, tmp_p
     queries = Queries(spark, tmp_path)
     few, many = rows((1, "a")), rows(*((n, "y" * 100) for n in range(2_000)))
     for table, want in ((few, 1), (many, 2_000), (few, 1), (many, 2_000)):
-        answer = queries.collect({0: table}, {0: SCHEMA}, counted, key="a")
+        answer = queries.frame({0: table}, {0: SCHEMA}, counted, key="a").toArrow()
         assert answer.num_rows == want
     assert sorted(p.stat().st_size for p in tmp_path.iterdir()) == [SLOT_BYTES, 4 * SLOT_BYTES]
 
@@ -92,9 +92,9 @@ def test_queries_that_were_not_used_for_long_are_forgotten(
     monkeypatch.setattr(prepared, "QUERIES_MAX", 2)
     queries = Queries(spark, tmp_path)
     for key in ("a", "b", "a", "c", "b", "a"):
-        assert found(queries.collect({0: rows((1, key))}, {0: SCHEMA}, counted, key=key)) == [
-            (1, 1, key)
-        ]
+        assert found(
+            queries.frame({0: rows((1, key))}, {0: SCHEMA}, counted, key=key).toArrow()
+        ) == [(1, 1, key)]
         assert len(list(tmp_path.iterdir())) <= 2
     assert QUERIES_MAX > 2
 
@@ -129,7 +129,7 @@ def test_nested_columns_and_names_with_dots_survive(spark: SparkSession, tmp_pat
             {"a.b": None, "in": None, "map": None, "raw": None, "yes": None, "flags": None},
         ]  # fmt: skip
         table = pa.Table.from_pylist(made, kinds)
-        answer = queries.collect({0: table}, {0: schema}, lambda frames: frames[0], key="a")
+        answer = queries.frame({0: table}, {0: schema}, lambda frames: frames[0], key="a").toArrow()
         assert answer.to_pylist() == table.to_pylist()
 
 

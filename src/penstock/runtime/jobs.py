@@ -15,9 +15,9 @@ comes back is one small manifest from each task.
 attempt. Manifests travel as result rows, so those of losing attempts are never seen; counts come
 from there too, never from accumulators.
 
-**Small transactions** take a shorter road: combined in one task, without an exchange or a Python
-worker, the rows come back to the leader, which stages them itself. It is the difference between 160
-and 60 milliseconds.
+**Where tasks are threads of this machine**, Python workers are processes of it too, and cost it
+more than they do. There, rows that need no loads come back to the leader, which stages them itself;
+those of a small transaction are combined in one task, without an exchange.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -46,6 +46,7 @@ from penstock.model.columns import Column
 from penstock.model.schema import CompiledSchema, compiled, read_documents
 from penstock.native import sql
 from penstock.native.arrow import to_arrow, to_json
+from penstock.native.collect import collected
 from penstock.native.keys import key_hash, shard_index
 from penstock.native.plan import ReductionPlan
 from penstock.native.predicate import predicate
@@ -251,63 +252,81 @@ def stage(
         stager = _stager(work.errand, workers, identity, shards)
         parts.append(map_rows(routed, stager, _MANIFEST))
     united = functools.reduce(lambda left, right: left.union(right), parts)
-    with _errors():
+    with job_errors():
         rows = united.toArrow().to_pylist()
     return _manifest(works, rows, shards)
 
 
-def stage_small(
+def stage_here(
     works: Sequence[Work],
-    rows: Mapping[int, pyarrow.RecordBatch],
+    frame: DataFrame,
     workers: Workers,
     identity: Identity,
     *,
     shards: int,
 ) -> Manifest:
-    """The same for a small transaction without loads: the leader itself stages, as shard 0."""
-    staged: list[Staged] = []
-    counted: list[Counted] = []
-    for work in works:
-        binding = work.target.binding
-        attempt = identity.attempt(binding, 0, 0)
-        made, count = _store(work.errand, iter([rows[binding]]), workers, attempt)
-        staged += made
-        counted.append(count)
-        counted += (Counted(binding=binding, shard=shard) for shard in range(1, shards))
-    return Manifest(staged=tuple(staged), counted=tuple(counted))
+    """The same without loads and without workers: what `united` made comes to the leader.
+
+    It puts the rows aside as shard 0.
+    """
+    staging = [
+        _Staging(work.errand, workers, identity.attempt(work.target.binding, 0, 0))
+        for work in works
+    ]
+    bindings = [work.target.binding for work in works]
+    with contextlib.ExitStack() as rows:
+        with job_errors():
+            batches = rows.enter_context(collected(frame))
+        try:
+            for batch in batches:
+                for each, some in zip(staging, _apart(batch, bindings), strict=True):
+                    each.store(some)
+            done = [each.finish() for each in staging]
+        except BaseException:
+            for each in staging:
+                each.discard()
+            raise
+    return Manifest(
+        staged=tuple(each for staged, _ in done for each in staged),
+        counted=tuple(
+            each for _, counted in done for each in (counted, *_idle(counted.binding, shards))
+        ),
+    )
 
 
-def collected(
-    bindings: Sequence[int], collect: Callable[[], pyarrow.Table]
-) -> Mapping[int, pyarrow.RecordBatch]:
-    """The rows of each binding, of a job that collects what `united` makes of few documents."""
-    with _errors():
-        table: Any = collect()
+def _idle(binding: int, shards: int) -> Iterator[Counted]:
+    """What the other shards did, where the first does everything."""
+    return (Counted(binding=binding, shard=shard) for shard in range(1, shards))
+
+
+def _apart(batch: pyarrow.RecordBatch, bindings: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of each binding."""
     if len(bindings) == 1:
-        batches = table.combine_chunks().to_batches()
-        return {bindings[0]: batches[0] if batches else _no_rows(table.schema)}
-    found = {}
+        yield batch
+        return
     for binding in bindings:
-        structs = table.column(_name(binding)).combine_chunks()
-        found[binding] = pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
-    return found
-
-
-def _no_rows(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
-    batch: pyarrow.RecordBatch = pa.RecordBatch.from_pylist([], schema)
-    return batch
+        structs: Any = batch.column(_name(binding))
+        yield pa.RecordBatch.from_struct_array(structs.filter(structs.is_valid()))
 
 
 def united(documents: Documents) -> DataFrame:
-    """The documents of all bindings as one frame of one partition, for `collected`."""
-    if len(documents) == 1:
-        return next(iter(documents.values()))
-    return _together(documents).coalesce(1)
+    """The documents of all bindings as one frame, for `stage_here`."""
+    return next(iter(documents.values())) if len(documents) == 1 else _together(documents)
+
+
+def in_order(works: Sequence[Work], documents: Documents) -> Documents:
+    """Sorted by key in each partition, so that an index is filled in order."""
+    return {
+        work.target.binding: documents[work.target.binding].sortWithinPartitions(
+            *reduction_keys(work.plan)
+        )
+        for work in works
+    }
 
 
 def save(documents: Documents, path: str) -> None:
     """Run a job that writes documents of all bindings down, for another job to go on with."""
-    with _errors():
+    with job_errors():
         _together(documents).write.parquet(path)
 
 
@@ -484,34 +503,44 @@ def _store(
     work: _Errand, batches: _Batches, workers: Workers, attempt: Attempt
 ) -> tuple[Sequence[Staged], Counted]:
     """Put the documents of one task aside."""
-    binding = work.target.binding
-    stager = workers.stager(attempt)
-    greatest: bytes | None = None
-    documents = 0
+    staging = _Staging(work, workers, attempt)
     try:
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            deleted = None if work.deleted is None else batch.column(work.deleted)
-            rows = project(batch, work.root, work.target.fields, deleted=deleted)
-            stager.store(binding, rows)
-            documents += rows.num_rows
-            top = pc.max(batch.column(_PACKED)).as_py() if _PACKED in batch.schema.names else None
-            greatest = top if greatest is None else max(greatest, top or b"")
-        staged = stager.finish()
+            staging.store(batch)
+        return staging.finish()
     except BaseException:
-        stager.discard()
+        staging.discard()
         raise
-    return staged, Counted(
-        binding=binding,
-        shard=attempt.shard,
-        stored_docs=documents,
-        stored_bytes=sum(each.bytes for each in staged),
-        max_key=greatest,
-    )
 
 
-# ------------------------------------------------------------------------------------ what returns
+class _Staging:
+    """Puts documents of a binding aside, and counts them."""
+
+    def __init__(self, work: _Errand, workers: Workers, attempt: Attempt) -> None:
+        self._work = work
+        self._stager = workers.stager(attempt)
+        self._counted = Counted(binding=work.target.binding, shard=attempt.shard)
+
+    def store(self, batch: pyarrow.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        work, so_far = self._work, self._counted
+        deleted = None if work.deleted is None else batch.column(work.deleted)
+        rows = project(batch, work.root, work.target.fields, deleted=deleted)
+        self._stager.store(work.target.binding, rows)
+        top = pc.max(batch.column(_PACKED)).as_py() if _PACKED in batch.schema.names else None
+        self._counted = replace(
+            so_far,
+            stored_docs=so_far.stored_docs + rows.num_rows,
+            max_key=top if so_far.max_key is None else max(so_far.max_key, top or b""),
+        )
+
+    def finish(self) -> tuple[Sequence[Staged], Counted]:
+        staged = self._stager.finish()
+        return staged, replace(self._counted, stored_bytes=sum(each.bytes for each in staged))
+
+    def discard(self) -> None:
+        self._stager.discard()
 
 
 def _row(
@@ -579,7 +608,7 @@ def _manifest(works: Sequence[Work], rows: Sequence[Mapping[str, Any]], shards: 
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """In a task: an error of the endpoint goes through Spark as text that `_errors` finds again."""
+    """In a task: an error of the endpoint goes through Spark as text, for `job_errors` to find."""
     try:
         yield
     except PenstockError as error:
@@ -587,7 +616,7 @@ def _told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
+def job_errors() -> Iterator[None]:
     """Around a job: what went wrong in it, rather than Spark's account of that."""
     try:
         with reduction_errors():

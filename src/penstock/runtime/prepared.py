@@ -55,15 +55,17 @@ class Queries:
         self._known: dict[Hashable, _Query] = {}
         self._made = 0
 
-    def collect(
+    def frame(
         self,
         rows: Rows,
         schemas: Mapping[int, StructType],
         combined: Callable[[Mapping[int, DataFrame]], DataFrame],
         *,
         key: Hashable,
-    ) -> pyarrow.Table:
-        """What `combined` makes of frames with these rows; asked once for each `key`. Blocks.
+    ) -> DataFrame:
+        """What `combined` makes of frames with these rows; asked once for each `key`.
+
+        To be collected before the next one is asked for.
 
         With the same key, bindings and schemas are the same, and so is what is made of them.
         """
@@ -78,7 +80,7 @@ class Queries:
         else:
             query.put(files, sizes)
         self._known[place] = query  # as the one that was used last
-        return query.frame.toArrow()
+        return query.frame
 
     def close(self) -> None:
         """Remove the files; none of the queries is run any more."""

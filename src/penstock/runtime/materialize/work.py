@@ -33,7 +33,6 @@ from penstock.runtime.stats import Counts
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.journal.planning import Planner
@@ -50,6 +49,11 @@ JOB_ATTEMPTS: Final = 3
 
 SMALL_BYTES: Final = 4 << 20
 """Stored size of documents up to which a transaction is small; combined, it is hardly more."""
+
+HERE_DOCUMENTS: Final = 2_500_000
+HERE_BYTES: Final = 32 << 20
+"""Documents and their stored size, for each partition of an exchange, up to which rows may come to
+the leader: should no two of them have the same key, then a task answers with so many."""
 
 _LOCAL: Final = "file://"
 
@@ -137,6 +141,7 @@ class Jobs:
         self._slice: Slice | None = None
         self._queries: Queries | None = None
         """Where tasks see the files of this machine."""
+        self._local = False
         self._combinations: dict[tuple[int, bool, bool], Reduction] = {}
         """By binding, whether all columns are read, and whether clocks alone order documents."""
         self._targets = {each.binding.index: each for each in built.targets}
@@ -339,53 +344,65 @@ class Jobs:
 
         works, identity = transaction.works, self._identity(transaction, attempt)
         few, shards = transaction.bytes <= SMALL_BYTES, self._shards
-        if few and not any(work.mode is Mode.LOAD for work in works):
+        loads = any(work.mode is Mode.LOAD for work in works)
+        if few and not loads:
             readings = await self._readings(transaction, states)
 
-            def run_small() -> Manifest:
-                rows = self._collected(transaction.deliveries(), readings)
-                return jobs.stage_small(works, rows, workers, identity, shards=shards)
+            def stage_small() -> Manifest:
+                frame = self._small_frame(transaction.deliveries(), readings)
+                return jobs.stage_here(works, frame, workers, identity, shards=shards)
 
-            return await self._in_spark(transaction, run_small)
+            return await self._in_spark(transaction, stage_small)
         documents = transaction.gathered or await self._combined(transaction, states, small=few)
 
-        def run() -> Manifest:
+        def stage() -> Manifest:
+            if self._fits_here(transaction) and not loads:
+                frame = jobs.united(jobs.in_order(works, documents))
+                return jobs.stage_here(works, frame, workers, identity, shards=shards)
             loaded = jobs.loaded(works, documents, workers, identity, shards=shards)
             return jobs.stage(works, loaded, workers, identity, shards=shards)
 
-        return await self._in_spark(transaction, run)
+        return await self._in_spark(transaction, stage)
 
-    def _collected(
+    def _fits_here(self, transaction: Transaction) -> bool:
+        """Whether the leader may take the rows of a transaction itself, however many are combined.
+
+        What a task answers with is in memory as a whole.
+        """
+        partitions = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        return (
+            self._local
+            and transaction.documents <= HERE_DOCUMENTS * partitions
+            and transaction.bytes <= HERE_BYTES * partitions
+        )
+
+    def _small_frame(
         self, deliveries: Mapping[int, Sequence[Delivery]], readings: Mapping[int, Reading]
-    ) -> Mapping[int, pyarrow.RecordBatch]:
-        """The combined rows of a small transaction.
+    ) -> DataFrame:
+        """The combined rows of a small transaction, in one partition.
 
         Those that all came with records are read by a query that is planned already.
         """
         from penstock.runtime import jobs
 
         def united(frames: Mapping[int, DataFrame]) -> DataFrame:
-            return jobs.united(
-                {
-                    binding: self._combine(binding, deliveries[binding], frame, small=True)
-                    for binding, frame in frames.items()
-                }
-            )
+            documents = {
+                binding: self._combine(binding, deliveries[binding], frame, small=True)
+                for binding, frame in frames.items()
+            }
+            frame = jobs.united(documents)
+            return frame if len(documents) == 1 else frame.coalesce(1)
 
-        def collect() -> pyarrow.Table:
-            rows = {binding: reading.at_hand() for binding, reading in readings.items()}
-            known = {binding: some for binding, some in rows.items() if some is not None}
-            if self._queries is None or len(known) < len(rows):
-                frames = {binding: reading.frame() for binding, reading in readings.items()}
-                return united(frames).toArrow()
-            kinds = (
-                (binding, *_kind(self._targets[binding].binding, some))
-                for binding, some in deliveries.items()
-            )
-            schemas = {binding: reading.schema for binding, reading in readings.items()}
-            return self._queries.collect(known, schemas, united, key=tuple(kinds))
-
-        return jobs.collected(list(readings), collect)
+        rows = {binding: reading.at_hand() for binding, reading in readings.items()}
+        known = {binding: some for binding, some in rows.items() if some is not None}
+        if self._queries is None or len(known) < len(rows):
+            return united({binding: reading.frame() for binding, reading in readings.items()})
+        kinds = (
+            (binding, *_kind(self._targets[binding].binding, some))
+            for binding, some in deliveries.items()
+        )
+        schemas = {binding: reading.schema for binding, reading in readings.items()}
+        return self._queries.frame(known, schemas, united, key=tuple(kinds))
 
     async def _stage_saved(
         self, transaction: Transaction, workers: Workers, attempt: int
@@ -420,8 +437,8 @@ class Jobs:
 
         spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
         await asyncio.to_thread(self._sweep, spark)
-        local = (spark.sparkContext.master or "").startswith("local")
-        if local and self._left.startswith(_LOCAL):
+        self._local = (spark.sparkContext.master or "").startswith("local")
+        if self._local and self._left.startswith(_LOCAL):
             here = Path(self._left.removeprefix(_LOCAL)) / str(self._epoch)
             self._queries = Queries(spark, here / "slots")
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))

@@ -1,0 +1,47 @@
+"""Rows at the driver: all of them, once, in memory or beside it, and errors as Spark has them."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from penstock.native import collect
+from penstock.native.collect import collected
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("in_memory", [True, False], ids=["in memory", "in a file"])
+def test_every_row_arrives_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    if not in_memory:
+        monkeypatch.setattr(collect, "MEMORY_BYTES", 100)
+    frame = spark.range(0, 25_000, 1, numPartitions=5).select("id", f.hex("id").alias("text"))
+    with collected(frame) as batches:
+        found = [(row["id"], row["text"]) for batch in batches for row in batch.to_pylist()]
+    assert sorted(found) == [(n, f"{n:X}") for n in range(25_000)]
+
+
+def test_no_rows_are_no_batches_or_empty_ones(spark: SparkSession) -> None:
+    with collected(spark.range(10).where("id > 10")) as batches:
+        assert sum(batch.num_rows for batch in batches) == 0
+
+
+def test_a_job_that_fails_raises_what_it_failed_with(spark: SparkSession) -> None:
+    frame = spark.range(0, 100, 1, numPartitions=3).select(
+        f.when(f.col("id") == 70, f.raise_error(f.lit("no seventy"))).otherwise(f.col("id"))
+    )
+    with pytest.raises(PySparkException, match="no seventy"), collected(frame):
+        pass
+    with collected(spark.range(3)) as batches:  # and the next one is not troubled by it
+        assert sum(batch.num_rows for batch in batches) == 3
+
+
+def test_who_stops_in_the_middle_leaves_nothing_behind(spark: SparkSession) -> None:
+    with collected(spark.range(50_000)) as batches:
+        assert next(batches).num_rows
+    with collected(spark.range(3)) as batches:
+        assert sum(batch.num_rows for batch in batches) == 3
