@@ -52,6 +52,10 @@ RUNS_MAX: Final = 1024
 
 BATCH_ROWS: Final = 16 * 1024
 
+WHOLE_BYTES: Final = 256 << 10
+"""Objects up to this are read in one piece. To look for each column takes longer, and in an object
+store it is a request each."""
+
 _INLINE_TRIED_BYTES: Final = 16 * INLINE_BYTES_MAX
 """Rows in memory above this are not going to be compressed to the size of inline data."""
 
@@ -354,13 +358,19 @@ def _read(
     first = fragment.at.row
     with blobs.open(fragment.at.path) as source:
         try:
-            yield from _read_object(source, names, first + begin, first + end, batch_rows)
+            near = _near(source)
+            yield from _read_object(near, names, first + begin, first + end, batch_rows)
         except (OSError, pa.ArrowException) as error:
             raise Unavailable(
                 "cannot read a fragment",
                 where=blobs.url_of(fragment.at.path),
                 why=" ".join(str(error).split()),
             ) from None
+
+
+def _near(source: pa.NativeFile) -> pa.NativeFile:
+    """A small object in memory, a larger one where it is."""
+    return _pa.BufferReader(source.read_buffer()) if source.size() <= WHOLE_BYTES else source
 
 
 def _read_object(
