@@ -45,6 +45,7 @@ from penstock.journal.splits import (
     piece_bytes,
     pieces,
     read_split,
+    split_bytes,
     splits,
 )
 from penstock.journal.state import Blob, Fragment, Inline
@@ -300,7 +301,9 @@ def scan_frame(
     stamped = []
     local, distributed = _apart(plan.rest)
     if distributed:
-        stamped.append(_arrow_frame(spark, blobs, splits(distributed, layouts), wanted, documents))
+        size = split_bytes(distributed, spark.sparkContext.defaultParallelism)
+        some = splits(distributed, layouts, size)
+        stamped.append(_arrow_frame(spark, blobs, some, wanted, documents))
     if local or not (frames or stamped):
         split = Split(pieces=tuple(local), layouts=layouts)
         stamped.append(_local_frame(spark, blobs, split, wanted, documents))

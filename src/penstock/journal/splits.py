@@ -23,7 +23,8 @@ from penstock.model.columns import Column
 _pa: Any = pyarrow  # the published stubs lack `concat_batches`
 
 SPLIT_BYTES: Final = 32 << 20
-"""What one task reads: a second or so of work, as it is stored."""
+SPLIT_BYTES_MAX: Final = 512 << 20
+"""What one task reads, as it is stored: enough to be worth a task, and some seconds of work."""
 
 PIECE_BYTES: Final = 4 << 10
 OBJECT_BYTES: Final = 64 << 10
@@ -104,6 +105,17 @@ def _cost_bytes(piece: Piece) -> int:
     """The work of reading a piece, as a number of bytes: of tiny ones, their number counts."""
     opening = OBJECT_BYTES if isinstance(fragment_of(piece).at, Blob) else 0
     return piece_bytes(piece) + PIECE_BYTES + opening
+
+
+def split_bytes(found: Sequence[Piece], cores: int) -> int:
+    """The size of splits that gives each core one task, unless they were tiny then, or huge.
+
+    The fewer the tasks, the more of a key's documents meet in one of them, and are combined there
+    instead of being exchanged.
+    """
+    costs = [_cost_bytes(piece) for piece in found]
+    share = sum(costs) // cores + max(costs, default=0)  # so that no rest is left to one more
+    return min(max(share, SPLIT_BYTES), SPLIT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
