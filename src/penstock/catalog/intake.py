@@ -9,8 +9,6 @@ chunk, however long the file.
 from __future__ import annotations
 
 import codecs
-import contextlib
-import gc
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import pyarrow
 
 from penstock.catalog.documents import LINE_BYTES_MAX, Refused, read_lines
 from penstock.errors import Bug
+from penstock.garbage import uncollected
 from penstock.model.columns import Column, columns
 from penstock.model.json_order import Json
 from penstock.model.redact import hides, redact
@@ -60,7 +59,7 @@ class Intake:
             if not data.endswith(b"\n"):
                 data += stream.readline(LINE_BYTES_MAX + 1)
             text = data.removeprefix(codecs.BOM_UTF8) if line == 1 else data
-            with _no_garbage_collection():
+            with uncollected():
                 chunk = self._take_whole(text, len(data)) or self._take_apart(data, name, line)
             yield chunk
             line += data.count(b"\n")
@@ -109,18 +108,6 @@ class Intake:
             shape, salt = self._schema.shape, self._salt
             documents = [redact(document, shape, salt) for document in documents]
         return to_arrow(documents, self.root)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Documents have no cycles, and looking for some among thousands takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _skip_line(stream: BinaryIO) -> bool:

@@ -29,6 +29,7 @@ from penstock.consensus.store import (
     VersionedData,
     WatchResync,
 )
+from penstock.garbage import uncollected
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ async def follow_all(
                 await _patience(error, prefix, backoff)
 
 
+@uncollected()
 def _fold(
     replicas: dict[str, Replica[S, D]],
     entries: Iterable[tuple[str, VersionedData]],

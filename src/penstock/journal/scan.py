@@ -30,6 +30,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from penstock.errors import UserError
+from penstock.garbage import uncollected
 from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.frames import adapt_frame, frame_schema
@@ -155,6 +156,7 @@ def _add(to: Intervals, run: Run, low: int, high: int) -> None:
     to.setdefault(int(run.producer), []).append((low, high))
 
 
+@uncollected()
 def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
     """Sort the visible rows of journals by how they are best read."""
     readable: list[_Object] = []

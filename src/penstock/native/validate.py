@@ -12,9 +12,7 @@ Two roads, one meaning:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
@@ -23,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql import types as spark
 
+from penstock.garbage import uncollected
 from penstock.model.columns import Column, columns, unstorable
 from penstock.model.explain import Violation, hidden
 from penstock.model.json_order import Json
@@ -131,7 +130,7 @@ class _Reader:
         schema = compiled(self.schema)
         root = columns(schema.shape)
         for batch in batches:
-            with _no_garbage_collection():
+            with uncollected():
                 made = self._read(batch, schema, root)
             yield made
 
@@ -152,16 +151,6 @@ class _Reader:
         arrays = [batch.column(name) for name in self.names]
         arrays += [struct, pa.array(wrong, _REFUSAL_ARROW)]
         return pa.RecordBatch.from_arrays(arrays, names=[*self.names, DOCUMENT, REFUSALS])
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Documents have no cycles, and looking for some among thousands takes a third of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _laid_out(

@@ -35,6 +35,7 @@ import pyarrow
 
 from penstock.consensus.committer.backoff import Backoff
 from penstock.errors import Bug, PenstockError, Unavailable
+from penstock.garbage import uncollected
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.codec import decode_page
 from penstock.journal.committed import VisibleRows
@@ -224,7 +225,8 @@ class Session:
         async with aclosing(self._planner.journals.follow(collection)) as moves:
             async for moved in moves:
                 self.states.update(moved.changed)
-                self._state.learn(collection, moved.revision, moved.changed)
+                with uncollected():
+                    self._state.learn(collection, moved.revision, moved.changed)
                 self._wake.set()
                 if collection in self._unlisted:
                     self._unlisted.remove(collection)
@@ -251,14 +253,16 @@ class Session:
         """Do all that can be done now; how long until time alone will bring more, in seconds."""
         while True:
             await self._reclaim()
-            step = self._state.plan(self._now())
+            with uncollected():
+                step = self._state.plan(self._now())
             for notice in self._state.take_notices():
                 _log.info(notice)
             match step:
                 case Round():
                     if self._staging is not None:
                         await self._staging.stage(step, self.states)
-                    self._state.commit(step)
+                    with uncollected():
+                        self._state.commit(step)
                 case NeedPages():
                     records = await self._records(step)
                     if records is None:
