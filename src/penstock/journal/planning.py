@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -145,30 +145,29 @@ class _Held:
         """
         found = [fragment]
         for step in (-1, 1) if blob.row else (1,):
-            async for record in self._beside(fragment, step):
-                if not isinstance(record, Fragment):
-                    continue
-                if not isinstance(record.at, Blob) or record.at.path != blob.path:
-                    break
-                found.append(record)
-                if step < 0 and not record.at.row:
-                    break
+            beside = await self._beside(fragment, step)
+            while beside is not None:
+                if isinstance(beside, Fragment):
+                    if not isinstance(beside.at, Blob) or beside.at.path != blob.path:
+                        break
+                    found.append(beside)
+                    if step < 0 and not beside.at.row:
+                        break
+                beside = await self._beside(beside, step)
         return found
 
-    async def _beside(self, record: Record, step: int) -> AsyncIterator[Record]:
-        """What comes before a record, or after it, nearest first."""
+    async def _beside(self, record: Record, step: int) -> Record | None:
+        """What comes next before a record, or after it."""
         part = self._part_of(record.begin)
         records = await self._part(part)
         at = bisect_left(records, record.begin, key=_BEGIN) + step
-        while True:
-            while 0 <= at < len(records):
-                yield records[at]
-                at += step
+        while not 0 <= at < len(records):
             part += step
             if not 0 <= part <= len(self._state.pages):
-                return
+                return None
             records = await self._part(part)
             at = 0 if step > 0 else len(records) - 1
+        return records[at]
 
     def _part_of(self, offset: int) -> int:
         """Which page an offset is in; behind the last of them are the records of the state."""
