@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -116,7 +117,7 @@ class Frontier:
     # As a value
 
     def __iter__(self) -> Iterator[JournalFrontier]:
-        return (self._journal_at(at) for at in range(len(self.table.keys)))
+        return self._journals(0, len(self.table.keys))
 
     def __len__(self) -> int:
         """How many (journal, binding) pairs there are; an empty frontier is false."""
@@ -142,33 +143,42 @@ class Frontier:
     def find(self, journal: str, binding: int) -> JournalFrontier | None:
         """The entries of one (journal, binding), if there are any."""
         at = int(self.table.find(((journal, binding),))[0])
-        return None if at < 0 else self._journal_at(at)
+        return None if at < 0 else next(self._journals(at, at + 1))
 
-    def _journal_at(self, at: int) -> JournalFrontier:
+    def _journals(self, begin: int, end: int) -> Iterator[JournalFrontier]:
+        """The journals from one to another. Columns become numbers of Python once for all."""
         table = self.table
-        name, binding = table.keys[at]
-        rows = slice(int(table.starts[at]), int(table.starts[at + 1]))
-        return JournalFrontier(
-            journal=name,
-            binding=binding,
-            producers=tuple(
-                ProducerFrontier(
-                    producer=Producer(producer),
-                    last_commit=Clock(last_commit),
-                    hinted_commit=Clock(hinted_commit),
-                    offset=offset,
-                )
-                for producer, last_commit, hinted_commit, offset in zip(
-                    table.producer[rows].tolist(),
-                    table.last_commit[rows].tolist(),
-                    table.hinted_commit[rows].tolist(),
-                    table.offset[rows].tolist(),
-                    strict=True,
-                )
-            ),
-            bytes_read_delta=int(table.bytes_read[at]),
-            bytes_behind_delta=int(table.bytes_behind[at]),
+        starts = table.starts[begin : end + 1].tolist()
+        rows = slice(starts[0], starts[-1])
+        entries = (
+            ProducerFrontier(
+                producer=Producer(producer),
+                last_commit=Clock(last_commit),
+                hinted_commit=Clock(hinted_commit),
+                offset=offset,
+            )
+            for producer, last_commit, hinted_commit, offset in zip(
+                table.producer[rows].tolist(),
+                table.last_commit[rows].tolist(),
+                table.hinted_commit[rows].tolist(),
+                table.offset[rows].tolist(),
+                strict=True,
+            )
         )
+        for (name, binding), (first, last), bytes_read, bytes_behind in zip(
+            table.keys[begin:end],
+            pairwise(starts),
+            table.bytes_read[begin:end].tolist(),
+            table.bytes_behind[begin:end].tolist(),
+            strict=True,
+        ):
+            yield JournalFrontier(
+                journal=name,
+                binding=binding,
+                producers=tuple(islice(entries, last - first)),
+                bytes_read_delta=bytes_read,
+                bytes_behind_delta=bytes_behind,
+            )
 
     # Reduction
 
