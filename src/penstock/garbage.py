@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection within the block, or the function that this decorates; for synchronous code.
+    """No collection within the block, or the function that this decorates.
 
-    Counts for the whole process. What other threads leave behind is collected afterwards; blocks
-    may overlap, and the one that began first ends it for all.
+    Counts for the whole process, so the block must be short: what others leave behind meanwhile is
+    collected afterwards. Blocks may overlap, and the one that began first ends it for all.
     """
     enabled = gc.isenabled()
     gc.disable()

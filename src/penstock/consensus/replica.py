@@ -36,6 +36,7 @@ import msgspec
 from penstock.consensus import entries
 from penstock.consensus.entries import NO_BASE, CorruptEntry, Entry, NewerFormat
 from penstock.consensus.store import VersionedData
+from penstock.garbage import uncollected
 
 S = TypeVar("S")
 D = TypeVar("D")
@@ -250,6 +251,7 @@ class Attempt(Generic[S, D]):
     of entries stays, so whoever is a little behind reads on and needs no rollup."""
 
 
+@uncollected()
 def compose(
     replica: Replica[S, D],
     author: Author,

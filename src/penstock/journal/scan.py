@@ -285,6 +285,7 @@ async def read_collection(
     )
 
 
+@uncollected()
 def scan_frame(
     spark: SparkSession,
     blobs: BlobStore,

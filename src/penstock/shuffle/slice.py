@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from penstock.errors import Bug
+from penstock.garbage import uncollected
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
@@ -192,13 +193,12 @@ class Slice:
                 raise Bug(f"a delivery for binding {delivery.binding} in binding {binding.index}")
             rows = (rows for rows in delivery.rows if _overlaps(binding.bounds, rows))
             visible.setdefault(delivery.journal, []).extend(rows)
-        plan = plan_scan(
-            [
+        with uncollected():
+            scanned = [
                 await self._planner.surveyed(journal, rows, states.get(journal))
                 for journal, rows in visible.items()
-            ],
-            native=spark_root(self._planner.blobs) is not None,
-        )
+            ]
+        plan = plan_scan(scanned, native=spark_root(self._planner.blobs) is not None)
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)

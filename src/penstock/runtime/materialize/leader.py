@@ -28,6 +28,7 @@ from penstock import failpoints
 from penstock.consensus.statelog import StateLog
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug
+from penstock.garbage import uncollected
 from penstock.journal.blobs import spark_root
 from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
@@ -239,7 +240,8 @@ class _Recorder:
         return Persisted(action.seq_no)
 
     async def append(self, record: Persist) -> None:
-        ops_ = self.layout.encode(record)
+        with uncollected():
+            ops_ = self.layout.encode(record)
         await self.log.append(lambda _: ops_)
 
     async def prune(
