@@ -22,6 +22,7 @@ from penstock.journal import fragments as module
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import (
+    DICTIONARY_ROWS,
     FragmentLayout,
     FragmentWriter,
     decode_inline,
@@ -31,7 +32,7 @@ from penstock.journal.fragments import (
     write_fragment,
     write_fragments,
 )
-from penstock.journal.rows import row_schema, stamp_names, stamped, to_lines
+from penstock.journal.rows import STAMPS, row_schema, stamp_names, stamped, to_lines
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import HASHED_ROWS_MAX, Statistics
 from penstock.model.clock import CONTROL, Clock, DocumentId, Flag, Producer
@@ -226,9 +227,27 @@ def test_the_collection_chooses_the_codec(blobs: BlobStore, tmp_path: Path, code
     assert (layout.root, layout.length_bytes) == (ROOT, 7)
     fragment = written(write_fragment(blobs, "c", layout, [rows(5_000)], "a"))
     assert isinstance(fragment.at, Blob)
-    column = pq.ParquetFile(tmp_path / fragment.at.path).metadata.row_group(0).column(0)
-    expected = {"NONE": "UNCOMPRESSED", "ZSTANDARD": "ZSTD"}.get(codec, codec)
-    assert column.compression == expected
+    chosen = {"NONE": "UNCOMPRESSED", "ZSTANDARD": "ZSTD"}.get(codec, codec)
+    stamps = dict.fromkeys(row_schema(ROOT).names[-STAMPS:], "UNCOMPRESSED")  # short as they are
+    for column in _columns(tmp_path / fragment.at.path):
+        assert column.compression == stamps.get(column.path_in_schema, chosen)
+
+
+def test_few_rows_are_written_without_dictionaries(blobs: BlobStore, tmp_path: Path) -> None:
+    for count in (DICTIONARY_ROWS - 1, DICTIONARY_ROWS):
+        with FragmentWriter(blobs, "c", LAYOUT, "a", inline=False) as writer:
+            writer.write(rows(count))
+            fragment = written(writer.finish())
+        assert isinstance(fragment.at, Blob)
+        *documents, _, producer, flags = _columns(tmp_path / fragment.at.path)
+        assert {column.has_dictionary_page for column in documents} == {count >= DICTIONARY_ROWS}
+        assert producer.has_dictionary_page
+        assert flags.has_dictionary_page
+
+
+def _columns(path: Path) -> list[Any]:
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    return [group.column(at) for at in range(group.num_columns)]
 
 
 def test_only_wanted_columns_are_read_and_the_stamp_always(blobs: BlobStore) -> None:

@@ -47,6 +47,10 @@ GROUP_ROWS: Final = 128 * 1024
 GROUP_BYTES: Final = 32 << 20
 """A row group: large enough to compress and scan well, small enough to hold a few in memory."""
 
+DICTIONARY_ROWS: Final = 1024
+"""Rows of a group that are worth dictionaries. Of fewer, the pages of their own that these lie in
+take more to read, and often more bytes, than they save."""
+
 RUNS_MAX: Final = 1024
 """Runs are part of the record: a fragment with more of them ends early."""
 
@@ -205,13 +209,17 @@ class FragmentWriter:
     def _write_group(self) -> None:
         if self._parquet is None:
             self._sink = self._object.enter_context(self._blobs.create(self.path))
-            clock = stamp_names(self._layout.root).clock
+            # The first group tells whether there will be another.
+            dictionaries = self._waiting_rows >= DICTIONARY_ROWS
+            documents = list(_leaves(list(self._schema)[:-STAMPS]))
+            names = stamp_names(self._layout.root)
             self._parquet = _pq.ParquetWriter(
                 self._sink,
                 self._schema,
-                compression=_CODECS[self._layout.codec],
-                use_dictionary=[path for path in _leaves(self._schema) if path != clock],
-                column_encoding={clock: "DELTA_BINARY_PACKED"},  # of a publisher: steps of one
+                # Stamps are short as they are: what is not listed is not compressed.
+                compression=dict.fromkeys(documents, _CODECS[self._layout.codec]),
+                use_dictionary=[*(documents if dictionaries else ()), names.producer, names.flags],
+                column_encoding={names.clock: "DELTA_BINARY_PACKED"},  # a publisher's steps are one
                 store_schema=False,  # the fingerprint names the schema
             )
         group = _pa.Table.from_batches(self._waiting, self._schema)
