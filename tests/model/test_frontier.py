@@ -153,6 +153,16 @@ def test_columns_reduce_as_their_values_do(a: Frontier, b: Frontier) -> None:
     assert rebuilt == reduced
 
 
+@given(frontiers())
+def test_values_are_the_same_one_by_one_and_all_together(frontier: Frontier) -> None:
+    every = list(frontier)
+    assert [frontier.find(each.journal, each.binding) for each in every] == every
+    behind = frontier.bytes_behind()
+    assert behind.keys() == {each.binding for each in every}
+    for binding, total in behind.items():
+        assert total == sum(e.bytes_behind_delta for e in every if e.binding == binding)
+
+
 def test_reducing_a_delta_twice_counts_its_bytes_twice() -> None:
     delta = Frontier.of([journal("J", entry(P1, 9, 0, -1), bytes_delta=(5, -2))])
     assert delta.reduce(delta) == Frontier.of(

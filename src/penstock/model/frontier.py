@@ -145,6 +145,15 @@ class Frontier:
         at = int(self.table.find(((journal, binding),))[0])
         return None if at < 0 else next(self._journals(at, at + 1))
 
+    def bytes_behind(self) -> dict[int, int]:
+        """The sum of `bytes_behind_delta`, by binding."""
+        total: dict[int, int] = {}
+        for (_, binding), delta in zip(
+            self.table.keys, self.table.bytes_behind.tolist(), strict=True
+        ):
+            total[binding] = total.get(binding, 0) + delta
+        return total
+
     def _journals(self, begin: int, end: int) -> Iterator[JournalFrontier]:
         """The journals from one to another. Columns become numbers of Python once for all."""
         table = self.table

@@ -136,9 +136,8 @@ class Transaction:
     def after(self, memory: Memory, task: Task) -> Memory:
         """What a session remembers once this transaction is committed."""
         bytes_behind = dict(memory.bytes_behind)
-        for read in self.extents:
-            behind = bytes_behind.get(read.binding, 0) + read.bytes_behind_delta
-            bytes_behind[read.binding] = behind
+        for binding, delta in self.extents.bytes_behind().items():
+            bytes_behind[binding] = bytes_behind.get(binding, 0) + delta
         return Memory(
             last_close=self.closed,
             max_keys=_greatest(memory.max_keys, self.max_keys),
