@@ -62,8 +62,8 @@ ROUNDS: Final = 3
 IDLE_EVENTS: Final = 100
 """Of each task that is to be idle afterwards."""
 IDLE_CORES_MAX: Final = 0.02
-SETTLE_S: Final = 5.0
-"""After the last transaction: logs are flushed, and Spark's own threads come to rest."""
+SETTLE_S: Final = 10.0
+"""After the last transaction: logs are flushed, and the JVM has compiled what was used."""
 ANSWER_S_MAX: Final = 300.0
 
 _MODULE: Final = "penstock.bench.scale_tasks"

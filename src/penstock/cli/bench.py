@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -78,6 +79,8 @@ def bench(
         say=lambda text: stderr.print(text, style="dim", markup=False),
         peers=_find_peers(peers),
     )
+    # Contestants are ended by whoever started them, which must then not end without a word.
+    signal.signal(signal.SIGTERM, lambda _, __: sys.exit(128 + signal.SIGTERM))
     conditions = results.Conditions.here(quick=quick, peers=run.peers)
     if not plots.can_draw():
         run.say(f"charts are left out: matplotlib is not installed ({plots.INSTALL})")

@@ -22,7 +22,9 @@ from consensus.committer.scripted import (
     fill,
     take,
 )
+from penstock.consensus.backend import Traits
 from penstock.consensus.committer.admission import Limits
+from penstock.consensus.committer.committer import foreign_poll_s
 from penstock.consensus.committer.metrics import OPERATIONS, StatsLine
 from penstock.consensus.store import (
     CaughtUp,
@@ -329,3 +331,19 @@ async def test_the_stats_line_tells_of_the_interval_only() -> None:
         second = line.fields()
         assert (second["cas_committed"], second["batches"]) == (0, 0)
         assert "cas_n" not in second
+
+
+@pytest.mark.parametrize(
+    ("since_s", "want"),
+    [
+        pytest.param(0.0, 0.01, id="one has just come: often"),
+        pytest.param(2.0, 0.05, id="none for a while: as usual"),
+        pytest.param(60.0, 0.1, id="none for long: seldom"),
+        pytest.param(float("inf"), 0.1, id="there never was one"),
+    ],
+)
+def test_commits_of_others_are_looked_for_as_often_as_they_come(
+    since_s: float, want: float
+) -> None:
+    traits = Traits(name="any", cache_heads=False, foreign_poll_s=0.05, commit_concurrency=1)
+    assert foreign_poll_s(traits, since_s) == pytest.approx(want)

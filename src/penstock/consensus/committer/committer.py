@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.consensus.backend import LIST_PAGE, Backend, LivePage, ScanPage, Unit, prove
+from penstock.consensus.backend import LIST_PAGE, Backend, LivePage, ScanPage, Traits, Unit, prove
 from penstock.consensus.committer.admission import Admission
 from penstock.consensus.committer.metrics import CommitterMetrics, result_of
 from penstock.consensus.committer.options import CommitterOptions
@@ -64,6 +64,8 @@ _OFTEN = 5
 """So many times oftener than usual do we look for commits of others while there are some."""
 _BUSY_S = 1.0
 """And go on with it for so long after the last one."""
+_SELDOM, _QUIET_S = 2, 3.0
+"""When there was none for so long, the pauses are so many times longer than usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,15 +420,14 @@ class PersistCommitter:
 
     async def _follow(self) -> None:
         """Look for commits of other processes: often while they come, seldom when they do not."""
-        seldom_s = self._store.backend.traits.foreign_poll_s
-        often_s, busy_until = seldom_s / _OFTEN, 0.0
+        last = float("-inf")
         while True:
-            now = time.monotonic()
-            await asyncio.sleep(often_s if now < busy_until else seldom_s)
+            pause_s = foreign_poll_s(self._store.backend.traits, time.monotonic() - last)
+            await asyncio.sleep(pause_s)
             hub = self._store.hub
             with _outage_passed_over():
                 if hub.followed and await hub.poll():
-                    busy_until = time.monotonic() + _BUSY_S
+                    last = time.monotonic()
 
     async def _keep_verifying(self) -> None:
         while True:
@@ -436,6 +437,13 @@ class PersistCommitter:
 
     async def _verify(self) -> None:
         await self._store.backend.revision()
+
+
+def foreign_poll_s(traits: Traits, since_s: float) -> float:
+    """When to look for commits of other processes again, so long after there was the last one."""
+    if since_s < _BUSY_S:
+        return traits.foreign_poll_s / _OFTEN
+    return traits.foreign_poll_s if since_s < _QUIET_S else traits.foreign_poll_s * _SELDOM
 
 
 @contextlib.contextmanager
