@@ -131,6 +131,16 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     return spark
 
 
+def runs_here(spark: SparkSession) -> bool:
+    """Whether tasks run on this machine, and see its files."""
+    return (spark.sparkContext.master or "").startswith("local")
+
+
+def exchange_partitions(spark: SparkSession) -> int:
+    """How many partitions an exchange makes, unless it says otherwise."""
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
 def close_spark(*, timeout_s: float = 30) -> None:
     """Stop the process's session, if it has one, and end its JVM."""
     from pyspark import SparkContext

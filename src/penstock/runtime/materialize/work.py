@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from penstock.engine import exchange_partitions, runs_here
 from penstock.errors import Bug, PenstockError, Unavailable
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.rows import stamp_names
@@ -141,7 +142,6 @@ class Jobs:
         self._slice: Slice | None = None
         self._queries: Queries | None = None
         """Where tasks see the files of this machine."""
-        self._local = False
         self._combinations: dict[tuple[int, bool, bool], Reduction] = {}
         """By binding, whether all columns are read, and whether clocks alone order documents."""
         self._targets = {each.binding.index: each for each in built.targets}
@@ -369,9 +369,9 @@ class Jobs:
 
         What a task answers with is in memory as a whole.
         """
-        partitions = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        partitions = exchange_partitions(self._spark)
         return (
-            self._local
+            runs_here(self._spark)
             and transaction.documents <= HERE_DOCUMENTS * partitions
             and transaction.bytes <= HERE_BYTES * partitions
         )
@@ -437,8 +437,7 @@ class Jobs:
 
         spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
         await asyncio.to_thread(self._sweep, spark)
-        self._local = (spark.sparkContext.master or "").startswith("local")
-        if self._local and self._left.startswith(_LOCAL):
+        if runs_here(spark) and self._left.startswith(_LOCAL):
             here = Path(self._left.removeprefix(_LOCAL)) / str(self._epoch)
             self._queries = Queries(spark, here / "slots")
         return spark, Slice(spark, self._planner, self._built.bindings, split_shards(self._shards))
