@@ -269,14 +269,14 @@ def stage_here(
 
     It puts the rows aside as shard 0.
     """
-    staging = [
-        _Staging(work.errand, workers, identity.attempt(work.target.binding, 0, 0))
-        for work in works
-    ]
     bindings = [work.target.binding for work in works]
     with contextlib.ExitStack() as rows:
         with job_errors():
             batches = rows.enter_context(collected(frame))
+        staging = [
+            _Staging(work.errand, workers, identity.attempt(work.target.binding, 0, 0))
+            for work in works
+        ]
         try:
             for batch in batches:
                 for each, some in zip(staging, _apart(batch, bindings), strict=True):

@@ -51,10 +51,11 @@ JOB_ATTEMPTS: Final = 3
 SMALL_BYTES: Final = 4 << 20
 """Stored size of documents up to which a transaction is small; combined, it is hardly more."""
 
-HERE_DOCUMENTS: Final = 2_500_000
-HERE_BYTES: Final = 32 << 20
+HERE_DOCUMENTS: Final = 800_000
+HERE_BYTES: Final = 8 << 20
 """Documents and their stored size, for each partition of an exchange, up to which rows may come to
-the leader: should no two of them have the same key, then a task answers with so many."""
+the leader: should no two of them have the same key, then a task answers with so many, from memory,
+where it has them twice for a moment."""
 
 _LOCAL: Final = "file://"
 
@@ -356,7 +357,8 @@ class Jobs:
         documents = transaction.gathered or await self._combined(transaction, states, small=few)
 
         def stage() -> Manifest:
-            if self._fits_here(transaction) and not loads:
+            # A job that failed may have answered with too much for Spark: tasks do it then.
+            if attempt == 1 and self._fits_here(transaction) and not loads:
                 frame = jobs.united(jobs.in_order(works, documents))
                 return jobs.stage_here(works, frame, workers, identity, shards=shards)
             loaded = jobs.loaded(works, documents, workers, identity, shards=shards)
