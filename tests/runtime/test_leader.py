@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from penstock.connectors.sqlite import Sqlite
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
+from penstock.runtime import jobs
 from penstock.runtime.connector import (
     Attempt,
     ConnectorError,
@@ -38,7 +40,7 @@ from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, reduced,
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -350,6 +352,31 @@ def test_only_what_the_winning_attempts_staged_is_stored(
     place.connects.clear()
     assert place.run(world=no_spark)["acme/views"].error is None
     assert not list(staging.rglob("*.arrow")), "and is swept by the next session"
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["come", "do not come"])
+def test_rows_that_do_not_come_to_the_leader_are_staged_by_tasks(
+    place: Place, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Two bindings in one job, one of them twice: Spark refuses answers that are too large."""
+    monkeypatch.setattr(work, "SMALL_BYTES", 0)
+    collected, asked = jobs.collected, []
+
+    def collect(frame: DataFrame) -> Any:  # noqa: ANN401
+        asked.append(frame)
+        if refused:
+            raise PySparkException("Total size of serialized results is bigger than allowed")
+        return collected(frame)
+
+    monkeypatch.setattr(jobs, "collected", collect)
+    again = {"source": "acme/accounts", "resource": {"table": "again"}}
+    views = task("sqlite", {"path": place.database()}, [SOURCE, again])
+    place.apply(COLLECTIONS, {"acme/views": views})
+    place.append({"acme/accounts": accounts(0, 30)})
+    run = place.run(shards=2)["acme/views"]
+    assert run.error is None, run.error
+    assert len(asked) == 1
+    assert place.table("accounts") == place.table("again") == reduced(accounts(0, 30))
 
 
 def test_a_task_keeps_what_it_said_of_its_troubles(place: Place) -> None:
