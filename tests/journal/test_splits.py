@@ -10,39 +10,19 @@ from penstock.journal.splits import (
     OBJECT_BYTES,
     SPLIT_BYTES,
     SPLIT_BYTES_MAX,
+    Whole,
     split_bytes,
     splits,
 )
-from penstock.journal.state import Blob, Fragment
-from penstock.model.clock import Clock, Flag, Producer
+from penstock.journal.state import Blob
 from penstock.model.columns import columns
 from penstock.model.infer import infer
-from penstock.model.runs import Run
 
 LAYOUTS = {"s": columns(infer({"type": "object"}))}
-RUN = Run(
-    producer=Producer(Producer.MULTICAST | 1),
-    kind=Flag.OUTSIDE_TXN,
-    first_offset=0,
-    last_offset=0,
-    rows=1,
-    clock_min=Clock(100),
-    clock_max=Clock(100),
-    clock_max_offset=0,
-    increasing=True,
-)
 
 
-def piece(size: int, at: int = 0) -> Fragment:
-    return Fragment(
-        rows=1,
-        bytes=size,
-        at=Blob(path=f"c/{at}.parquet"),
-        schema="s",
-        runs=(RUN,),
-        key_hash_min=0,
-        key_hash_max=0,
-    )
+def piece(size: int, at: int = 0) -> Whole:
+    return Whole(Blob(path=f"c/{at}.parquet"), rows=1, bytes=size, schema="s")
 
 
 SMALL = OBJECT_BYTES // 10

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -316,9 +316,19 @@ def decode_inline(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
 # --------------------------------------------------------------------------------------- reading
 
 
+class Placed(Protocol):
+    """Rows in some place: all that reading has to know of a fragment."""
+
+    @property
+    def at(self) -> Blob | Inline: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
 def read_fragment(
     blobs: BlobStore,
-    fragment: Fragment,
+    fragment: Placed,
     root: Column,
     *,
     columns: Sequence[str] | None = None,
@@ -347,7 +357,7 @@ def read_visible(
 
 def _read(
     blobs: BlobStore,
-    fragment: Fragment,
+    fragment: Placed,
     root: Column,
     begin: int,
     end: int,

@@ -42,9 +42,9 @@ from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.splits import (
     Piece,
     Split,
-    fragment_of,
     piece_bytes,
     pieces,
+    place_of,
     read_split,
     split_bytes,
     splits,
@@ -394,10 +394,10 @@ def _shown(shown: Intervals, written: Column) -> SparkColumn:
 
 def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
     """What the driver has at hand and may read itself, and what is for tasks."""
-    inline = [piece for piece in rest if isinstance(fragment_of(piece).at, Inline)]
+    inline = [piece for piece in rest if isinstance(place_of(piece), Inline)]
     if len(inline) > LOCAL_PIECES_MAX or sum(map(piece_bytes, inline)) > LOCAL_BYTES_MAX:
         return (), rest
-    return inline, [piece for piece in rest if isinstance(fragment_of(piece).at, Blob)]
+    return inline, [piece for piece in rest if isinstance(place_of(piece), Blob)]
 
 
 def _local_frame(

@@ -7,9 +7,9 @@ by side in one object are read as one piece, so an object is opened once and not
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow
 
@@ -17,7 +17,7 @@ from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import BATCH_ROWS, read_fragment, read_visible
 from penstock.journal.rows import STAMPS, adapt_rows, row_schema
-from penstock.journal.state import Blob, Fragment
+from penstock.journal.state import Blob, Inline
 from penstock.model.columns import Column
 
 _pa: Any = pyarrow  # the published stubs lack `concat_batches`
@@ -30,21 +30,34 @@ PIECE_BYTES: Final = 4 << 10
 OBJECT_BYTES: Final = 64 << 10
 """What a task could read instead of beginning with another piece, and of opening an object."""
 
-Piece = Fragment | VisibleRows
+
+class Whole(NamedTuple):
+    """All rows of a fragment, or of several that lie side by side in an object.
+
+    How they were sequenced is of no interest any more: tasks are sent ten thousand of these.
+    """
+
+    at: Blob | Inline
+    rows: int
+    bytes: int
+    schema: str
+
+
+Piece = Whole | VisibleRows
 
 
 def pieces(visible: Iterable[VisibleRows]) -> Iterator[Piece]:
     """Visible rows, in their order, in as few pieces as they make."""
-    last: Fragment | None = None
+    last: Whole | None = None
     for _, rows in groupby(visible, key=lambda rows: (rows.fragment.begin, id(rows.fragment))):
         for piece in _of_fragment(tuple(rows)):
-            if isinstance(piece, Fragment) and last is not None and _adjoin(last, piece):
-                last = _joined(last, piece)
+            if isinstance(piece, Whole) and last is not None and _adjoin(last, piece):
+                last = last._replace(rows=last.rows + piece.rows, bytes=last.bytes + piece.bytes)
                 continue
             if last is not None:
                 yield last
             last = None
-            if isinstance(piece, Fragment):
+            if isinstance(piece, Whole):
                 last = piece
             else:
                 yield piece
@@ -55,11 +68,11 @@ def pieces(visible: Iterable[VisibleRows]) -> Iterator[Piece]:
 def _of_fragment(rows: tuple[VisibleRows, ...]) -> tuple[Piece, ...]:
     fragment = rows[0].fragment
     if all(part.whole for part in rows) and sum(p.run.rows for p in rows) == fragment.rows:
-        return (fragment,)
+        return (Whole(fragment.at, fragment.rows, fragment.bytes, fragment.schema),)
     return rows
 
 
-def _adjoin(left: Fragment, right: Fragment) -> bool:
+def _adjoin(left: Whole, right: Whole) -> bool:
     return (
         isinstance(left.at, Blob)
         and right.at == Blob(path=left.at.path, row=left.at.row + left.rows)
@@ -67,43 +80,21 @@ def _adjoin(left: Fragment, right: Fragment) -> bool:
     )
 
 
-def _joined(left: Fragment, right: Fragment) -> Fragment:
-    """Two fragments, side by side in an object, as one; offsets of runs count rows from its first.
-
-    What was ACKed between them has no row, so journal offsets of the second one are lost.
-    """
-    moved = (
-        replace(
-            run,
-            first_offset=run.first_offset + left.rows,
-            last_offset=run.last_offset + left.rows,
-            clock_max_offset=run.clock_max_offset + left.rows,
-        )
-        for run in right.runs
-    )
-    return replace(
-        left,
-        rows=left.rows + right.rows,
-        bytes=left.bytes + right.bytes,
-        runs=(*left.runs, *moved),
-    )
-
-
 def piece_rows(piece: Piece) -> int:
     """How many rows a piece has, at most."""
-    return piece.rows if isinstance(piece, Fragment) else piece.run.rows
+    return piece.rows if isinstance(piece, Whole) else piece.run.rows
 
 
 def piece_bytes(piece: Piece) -> int:
     """Its share of what is stored."""
-    if isinstance(piece, Fragment):
+    if isinstance(piece, Whole):
         return piece.bytes
     return piece.fragment.bytes * piece.run.rows // piece.fragment.rows
 
 
 def _cost_bytes(piece: Piece) -> int:
     """The work of reading a piece, as a number of bytes: of tiny ones, their number counts."""
-    opening = OBJECT_BYTES if isinstance(fragment_of(piece).at, Blob) else 0
+    opening = OBJECT_BYTES if isinstance(place_of(piece), Blob) else 0
     return piece_bytes(piece) + PIECE_BYTES + opening
 
 
@@ -150,14 +141,14 @@ def _split(some: Sequence[Piece], layouts: Mapping[str, Column]) -> Split:
     return Split(pieces=tuple(some), layouts={name: layouts[name] for name in schemas})
 
 
-def fragment_of(piece: Piece) -> Fragment:
+def place_of(piece: Piece) -> Blob | Inline:
     """Where the rows of a piece are."""
-    return piece if isinstance(piece, Fragment) else piece.fragment
+    return piece.at if isinstance(piece, Whole) else piece.fragment.at
 
 
 def schema_of(piece: Piece) -> str:
     """The fingerprint of the schema a piece was written under."""
-    return fragment_of(piece).schema
+    return piece.schema if isinstance(piece, Whole) else piece.fragment.schema
 
 
 def read_split(
@@ -180,7 +171,7 @@ def read_split(
 def _read(
     blobs: BlobStore, piece: Piece, written: Column, columns: Sequence[str] | None
 ) -> Iterator[pyarrow.RecordBatch]:
-    if isinstance(piece, Fragment):
+    if isinstance(piece, Whole):
         return read_fragment(blobs, piece, written, columns=columns)
     return read_visible(blobs, piece, written, columns=columns)
 
