@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,10 +111,24 @@ def test_a_process_has_one_session(spark: SparkSession) -> None:
     assert open_spark(EngineOptions(master="local[7]")) is spark
 
 
+def test_a_session_that_another_thread_opened_is_closed_and_opened_again() -> None:
+    script = """
+        import threading
+        from penstock.engine import close_spark, open_spark
+
+        for _ in range(2):
+            opened = []
+            thread = threading.Thread(target=lambda: opened.append(open_spark()))
+            thread.start()
+            thread.join()
+            assert open_spark() is opened[0]
+            close_spark()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=300)
+
+
 @pytest.mark.spark
 def test_executors_run_this_interpreter_and_see_the_package(spark: SparkSession) -> None:
-    import sys
-
     def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys
 

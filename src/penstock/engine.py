@@ -95,7 +95,7 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    if (running := SparkSession.getActiveSession()) is not None:
+    if (running := _running()) is not None:
         return running
     options = options or EngineOptions()
     if clash := sorted(set(options.conf) & set(_FIXED)):
@@ -131,6 +131,14 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     return spark
 
 
+def _running() -> SparkSession | None:
+    """The session of the process: the one that is active in this thread, or in another."""
+    from pyspark.sql import SparkSession
+
+    # Which is active is known by thread, and a session may have been opened in any of them.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+
+
 def runs_here(spark: SparkSession) -> bool:
     """Whether tasks run on this machine, and see its files."""
     return (spark.sparkContext.master or "").startswith("local")
@@ -144,9 +152,8 @@ def exchange_partitions(spark: SparkSession) -> int:
 def close_spark(*, timeout_s: float = 30) -> None:
     """Stop the process's session, if it has one, and end its JVM."""
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
-    if (running := SparkSession.getActiveSession()) is not None:
+    if (running := _running()) is not None:
         running.stop()
     gateway: Any = SparkContext._gateway  # noqa: SLF001 - pyspark has no public way to end its JVM
     if gateway is not None:
