@@ -30,7 +30,7 @@ from penstock.journal.scan import (
 )
 from penstock.journal.schemas import layout
 from penstock.journal.selector import LabelSelector
-from penstock.journal.splits import piece_rows
+from penstock.journal.splits import Whole, piece_rows
 from penstock.journal.state import (
     AckRecord,
     Append,
@@ -222,7 +222,7 @@ def test_every_visible_row_is_read_once_and_no_other(
             if any(low <= clock <= high for low, high in native.shown.get(producer, []))
         ]
     for piece in plan.rest:
-        if isinstance(piece, Fragment):
+        if isinstance(piece, Whole):
             assert isinstance(piece.at, Blob)
             got += rows[piece.at.path][piece.at.row : piece.at.row + piece.rows]
         else:
