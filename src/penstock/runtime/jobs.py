@@ -8,7 +8,7 @@ saved in between:
 The documents of each binding are scanned and combined by native expressions; where stored documents
 have to be looked up, a stage asks the connector for them by key and the combination is finished
 with them. Rows go to a task of their shard, become rows of the target, and are put aside by the
-connector: one task for each of several shards, or as many as there are cores for a single one. What
+connector: one task for each of several shards, or one for each partition of a single one. What
 comes back is one small manifest from each task.
 
 **Retries are harmless.** Only the last stage has effects, and what it makes carries the name of its
