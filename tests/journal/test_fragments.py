@@ -22,7 +22,7 @@ from penstock.journal import fragments as module
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import (
-    DICTIONARY_ROWS,
+    FEW_ROWS,
     FragmentLayout,
     FragmentWriter,
     decode_inline,
@@ -162,10 +162,11 @@ def test_a_few_rows_travel_in_the_record(blobs: BlobStore) -> None:
     assert ids(read_fragment(blobs, fragment, ROOT, batch_rows=2)) == [0, 1, 2]
 
 
-def test_inline_or_not_is_decided_by_the_stored_size(blobs: BlobStore) -> None:
+def test_inline_or_not_is_decided_by_the_size_of_inline_rows(blobs: BlobStore) -> None:
     for count in (10, 100, 300, 1000, 3000):
         fragment = written(write_fragment(blobs, "c", LAYOUT, [rows(count)], "a"))
-        assert isinstance(fragment.at, Inline) == (fragment.bytes <= INLINE_BYTES_MAX)
+        size = len(encode_inline([rows(count)], row_schema(ROOT)))
+        assert isinstance(fragment.at, Inline) == (size <= INLINE_BYTES_MAX)
         assert ids(read_fragment(blobs, fragment, ROOT)) == list(range(count))
 
 
@@ -233,14 +234,23 @@ def test_the_collection_chooses_the_codec(blobs: BlobStore, tmp_path: Path, code
         assert column.compression == stamps.get(column.path_in_schema, chosen)
 
 
-def test_few_rows_are_written_without_dictionaries(blobs: BlobStore, tmp_path: Path) -> None:
-    for count in (DICTIONARY_ROWS - 1, DICTIONARY_ROWS):
+def test_few_rows_are_written_as_what_is_read_soonest(blobs: BlobStore, tmp_path: Path) -> None:
+    """Integers by their differences; no dictionaries and no statistics, whatever the column."""
+    for count in (FEW_ROWS - 1, FEW_ROWS):
+        few = count < FEW_ROWS
         with FragmentWriter(blobs, "c", LAYOUT, "a", inline=False) as writer:
             writer.write(rows(count))
             fragment = written(writer.finish())
         assert isinstance(fragment.at, Blob)
         *documents, _, producer, flags = _columns(tmp_path / fragment.at.path)
-        assert {column.has_dictionary_page for column in documents} == {count >= DICTIONARY_ROWS}
+        assert {column.has_dictionary_page for column in documents} == {not few}
+        assert {column.is_stats_set for column in documents} == {not few}
+        for column in documents:
+            packed = few and column.physical_type in ("INT32", "INT64")
+            assert ("DELTA_BINARY_PACKED" in column.encodings) == packed
+            assert (column.compression == "UNCOMPRESSED") == packed
+        (read,) = read_fragment(blobs, fragment, ROOT)
+        assert read.equals(rows(count))
         assert producer.has_dictionary_page
         assert flags.has_dictionary_page
 
@@ -250,11 +260,18 @@ def _columns(path: Path) -> list[Any]:
     return [group.column(at) for at in range(group.num_columns)]
 
 
-def test_only_wanted_columns_are_read_and_the_stamp_always(blobs: BlobStore) -> None:
+def test_only_wanted_columns_are_read_in_their_order(blobs: BlobStore) -> None:
     for count in (2, 5_000):
         fragment = written(write_fragment(blobs, "c", LAYOUT, [rows(count)], "a"))
-        (batch, *_) = read_fragment(blobs, fragment, ROOT, columns=["name", "id"])
-        assert batch.schema.names == ["name", "id", "_clock", "_producer", "_flags"]
+        (run,) = fragment.runs
+        last = Clock(run.clock_max - 1)
+        for wanted in (["name", "id"], ["_clock", "name"], ["_flags"]):
+            batches = list(read_fragment(blobs, fragment, ROOT, columns=wanted))
+            assert pa.Table.from_batches(batches).equals(pa.table(rows(count)).select(wanted))
+            # Which of a run's rows are shown is told by stamps, whether they are wanted or not.
+            shown = VisibleRows(fragment=fragment, run=run, clock_gt=last)
+            (batch,) = read_visible(blobs, shown, ROOT, columns=wanted)
+            assert batch.equals(rows(count).select(wanted).slice(count - 1))
 
 
 def test_a_shared_object_is_read_by_rows_and_other_groups_are_left_alone(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import UserError
@@ -174,7 +175,7 @@ def test_many_small_objects_are_read_by_arrow_and_large_ones_never() -> None:
     few, many = plan_scan(small[1:]), plan_scan(small)
     assert len(few.native["s"].whole) == SMALL_MAX
     assert told(many) == (NativeScan(), 2 * (SMALL_MAX + 1))
-    large = replace(fragment("l", ONE, 5, 6), bytes=SMALL_BYTES)
+    large = structs.replace(fragment("l", ONE, 5, 6), bytes=SMALL_BYTES)
     plan = plan_scan([*small, scanned(large, ack(ONE, 7), name="l")])
     assert told(plan) == (NativeScan(whole=("l",)), 2 * (SMALL_MAX + 1))
 
@@ -299,6 +300,8 @@ def test_a_scan_shows_what_reading_shows_however_rows_are_stored(
             )
             assert eu.columns == ["id", "_clock", "_producer", "_flags"]
             assert eu.where("id < 40").count() == 20
+            nothing = await scan(spark, here, columns=[])
+            assert (nothing.columns, nothing.count()) == ([], frame.count())
             with pytest.raises(UserError, match="no column name"):
                 await scan(spark, here, columns=["name"])
 
@@ -363,7 +366,7 @@ def test_a_collection_without_documents_is_an_empty_frame(
 
 @pytest.mark.spark
 def test_planning_starts_no_job_and_a_scan_is_one_of_all_objects(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of more objects than Spark would list without a job, by default."""
 
@@ -378,6 +381,12 @@ def test_planning_starts_no_job_and_a_scan_is_one_of_all_objects(
             plan = frame._jdf.queryExecution().executedPlan().toString()
             assert plan.count("FileScan parquet") == 1
             assert frame.count() == 150
+            monkeypatch.setattr("penstock.journal.scan.SMALL_MAX", 1)  # objects are for tasks
+            monkeypatch.setattr("penstock.journal.scan.LOCAL_PIECES_MAX", 1)
+            for columns in (["id"], ["text", "id"], []):
+                apart = await scan(spark, here, columns=columns)
+                assert "MapInArrow" in apart._jdf.queryExecution().executedPlan().toString()
+                assert (apart.columns, apart.count()) == (columns, 150)
 
     asyncio.run(story())
 

@@ -1,11 +1,11 @@
 """Sequencing stretches of rows from their statistics equals sequencing their rows."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.model.clock import CLOCK_MAX, Clock, Flag, Producer
 from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run

@@ -1,11 +1,12 @@
 """What documents mean to their producer: the decision table, stories, and oracles."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer, from_unix
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier

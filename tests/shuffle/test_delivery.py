@@ -1,11 +1,11 @@
 """Deliveries wait for the checkpoint that covers their commit, and are handed out once."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.errors import Bug
 from penstock.journal.committed import VisibleRows

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from penstock.journal.state import AckRecord, Fragment
 from penstock.model.clock import NEVER, Clock, Flag, Producer
@@ -433,11 +434,11 @@ def test_the_begin_of_a_span_within_repeated_rows_is_looked_up() -> None:
     assert reader.state() == (10, 30, 3)
     by_producer = {entry.producer: entry for entry in reader.entries}
     assert (by_producer[P1].offset, by_producer[P1].is_open) == (3, True)
-    lower_bound = replace(by_producer[P1], offset=2)
+    lower_bound = structs.replace(by_producer[P1], offset=2)
     closed = ProducerFrontier(producer=P1, last_commit=Clock(10), offset=-2)
     assert closed.reduce(by_producer[P1]).is_open
     assert closed.reduce(lower_bound).is_open
-    further = replace(closed, offset=-3)
+    further = structs.replace(closed, offset=-3)
     assert not further.reduce(lower_bound).is_open
 
 

@@ -10,6 +10,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import Struct, structs
 
 from penstock.bench.backlog import bytes_below
 from penstock.bench.shuffle import CountedBlobs, Reader, Sequencer, Unwritten
@@ -177,7 +178,8 @@ def objects_of(*roots: object) -> int:
     below: list[object] = list(roots)
     while below:
         each = below.pop()
-        if id(each) not in seen and gc.is_tracked(each) and not isinstance(each, shared):
+        held = isinstance(each, (Struct, tuple)) or gc.is_tracked(each)
+        if id(each) not in seen and held and not isinstance(each, shared):
             seen[id(each)] = each
-            below += gc.get_referents(each)
+            below += structs.astuple(each) if isinstance(each, Struct) else gc.get_referents(each)
     return len(seen)

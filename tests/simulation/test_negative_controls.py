@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from penstock.model.clock import Clock, Producer
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
@@ -143,14 +144,14 @@ def test_a_session_is_found_out_that(
 def _reports_commits_only(told: Callable[[Read], JournalFrontier]) -> Callable[[Read], Any]:
     def report(read: Read) -> JournalFrontier:
         found = told(read)
-        return replace(found, producers=tuple(e for e in found.producers if not e.is_open))
+        return structs.replace(found, producers=tuple(e for e in found.producers if not e.is_open))
 
     return report
 
 
 def _never_replays(_real: object) -> Callable[..., Any]:
     def replay(self: Fold, producer: Producer, state: ProducerState, _end: int) -> ProducerState:
-        self.states[producer] = replace(state, gapped=False)
+        self.states[producer] = structs.replace(state, gapped=False)
         return self.states[producer]
 
     return replay

@@ -70,6 +70,7 @@ from penstock.consensus.store import (
 )
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.failpoints import declare, hit
+from penstock.garbage import uncollected
 from penstock.servicekit.secrets import mask_url
 
 T = TypeVar("T")
@@ -333,6 +334,7 @@ class PostgresBackend:
         low, high = prefix_range(prefix)
         behind = (*max(after, (low, -1)), high, PAGE_ENTRIES + 1, PAGE_BYTES, PAGE_ENTRIES)
 
+        @uncollected()
         def read(connection: Connection) -> LivePage:
             with _snapshot(connection) as current:
                 found = connection.execute(LIVE, behind, binary=True)

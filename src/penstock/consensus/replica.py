@@ -102,8 +102,7 @@ class RollupPolicy:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The last committed command of one writer."""
 
     writer_seq: int

@@ -56,6 +56,7 @@ from penstock.consensus.store import (
 )
 from penstock.errors import Unavailable, UserError
 from penstock.failpoints import declare, hit
+from penstock.garbage import uncollected
 
 T = TypeVar("T")
 
@@ -267,6 +268,7 @@ class SqliteBackend:
     async def live_page(self, prefix: str, after: Position) -> LivePage:
         low, high = prefix_range(prefix)
 
+        @uncollected()
         def read(db: sqlite3.Connection) -> LivePage:
             revision = int(_one(db, REVISION)[0])
             entries: list[tuple[str, VersionedData]] = []

@@ -8,7 +8,7 @@ are passed over, which mostly means that a whole run is taken or left and no row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from penstock.journal.state import AckRecord, Fragment, Record
 from penstock.model.clock import Clock, Flag, Producer
@@ -16,8 +16,7 @@ from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, see
 from penstock.model.sequence import Position, ProducerState, advance, refusal, sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisibleRows:
+class VisibleRows(Struct, frozen=True, kw_only=True, gc=False):
     """Rows of one run of a fragment: those whose clock is above `clock_gt`.
 
     With `running_max`, also above the clock of every earlier row of the run: it holds repetitions.

@@ -47,9 +47,9 @@ GROUP_ROWS: Final = 128 * 1024
 GROUP_BYTES: Final = 32 << 20
 """A row group: large enough to compress and scan well, small enough to hold a few in memory."""
 
-DICTIONARY_ROWS: Final = 1024
-"""Rows of a group that are worth dictionaries. Of fewer, the pages of their own that these lie in
-take more to read, and often more bytes, than they save."""
+FEW_ROWS: Final = 1024
+"""Rows of a group that are worth dictionaries, a compressor for numbers, and statistics. Of fewer,
+integers packed by their differences are smaller, and are read in half the time."""
 
 RUNS_MAX: Final = 1024
 """Runs are part of the record: a fragment with more of them ends early."""
@@ -210,16 +210,18 @@ class FragmentWriter:
         if self._parquet is None:
             self._sink = self._object.enter_context(self._blobs.create(self.path))
             # The first group tells whether there will be another.
-            dictionaries = self._waiting_rows >= DICTIONARY_ROWS
-            documents = list(_leaves(list(self._schema)[:-STAMPS]))
+            few = self._waiting_rows < FEW_ROWS
+            leaves = dict(_leaves(list(self._schema)[:-STAMPS]))
+            packed = [path for path, kind in leaves.items() if few and _pa.types.is_integer(kind)]
             names = stamp_names(self._layout.root)
             self._parquet = _pq.ParquetWriter(
                 self._sink,
                 self._schema,
-                # Stamps are short as they are: what is not listed is not compressed.
-                compression=dict.fromkeys(documents, _CODECS[self._layout.codec]),
-                use_dictionary=[*(documents if dictionaries else ()), names.producer, names.flags],
-                column_encoding={names.clock: "DELTA_BINARY_PACKED"},  # a publisher's steps are one
+                # What is not listed is not compressed: it is short as it is.
+                compression=dict.fromkeys(leaves.keys() - set(packed), _CODECS[self._layout.codec]),
+                use_dictionary=[*(() if few else leaves), names.producer, names.flags],
+                column_encoding=dict.fromkeys([*packed, names.clock], "DELTA_BINARY_PACKED"),
+                write_statistics=not few,
                 store_schema=False,  # the fingerprint names the schema
             )
         group = _pa.Table.from_batches(self._waiting, self._schema)
@@ -268,8 +270,8 @@ def write_fragment(
         return writer.finish()
 
 
-def _leaves(schema: Iterable[Any], above: str = "") -> Iterator[str]:
-    """The paths of Parquet's columns."""
+def _leaves(schema: Iterable[Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The paths of Parquet's columns, and what is in them."""
     for field in schema:
         path = f"{above}{field.name}"
         kind: Any = field.type
@@ -280,7 +282,7 @@ def _leaves(schema: Iterable[Any], above: str = "") -> Iterator[str]:
         elif _pa.types.is_list(kind):
             yield from _leaves([kind.value_field], f"{path}.list.")
         else:
-            yield path
+            yield path, kind
 
 
 # ---------------------------------------------------------------------------------------- inline
@@ -336,9 +338,10 @@ def read_fragment(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a fragment, in the layout they were written in.
 
-    `columns` are the top-level columns to read, all by default; the stamp always follows them.
+    `columns` are the top-level columns to read, all by default: stamps are no exception.
     """
-    return _read(blobs, fragment, root, 0, fragment.rows, columns, batch_rows)
+    names = row_schema(root).names if columns is None else columns
+    return _read(blobs, fragment, root, 0, fragment.rows, names, batch_rows)
 
 
 def read_visible(
@@ -351,8 +354,11 @@ def read_visible(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a run that are to be shown, as `read_fragment` would give them."""
     begin, end = rows.run.first_offset, rows.run.last_offset + 1
-    batches = _read(blobs, rows.fragment, root, begin, end, columns, batch_rows)
-    return visible(rows, batches)
+    every = row_schema(root).names
+    stamp = every[-STAMPS:]
+    names = every if columns is None else [*(n for n in columns if n not in stamp), *stamp]
+    shown = visible(rows, _read(blobs, rows.fragment, root, begin, end, names, batch_rows))
+    return shown if columns is None else (batch.select(list(columns)) for batch in shown)
 
 
 def _read(
@@ -361,15 +367,12 @@ def _read(
     root: Column,
     begin: int,
     end: int,
-    columns: Sequence[str] | None,
+    names: Sequence[str],
     batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows `[begin, end)` of a fragment, counted from its first."""
-    schema = row_schema(root)
-    stamp = schema.names[-STAMPS:]
-    names = schema.names if columns is None else [*columns, *stamp]
+    """These columns of rows `[begin, end)` of a fragment, counted from its first."""
     if isinstance(fragment.at, Inline):
-        batch = decode_inline(fragment.at.data, schema).select(names)
+        batch = decode_inline(fragment.at.data, row_schema(root)).select(list(names))
         for at in range(begin, end, batch_rows):
             yield batch.slice(at, min(batch_rows, end - at))
         return

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.journal.blobs import BlobStore
 from penstock.journal.codec import decode_page
@@ -24,8 +27,7 @@ _BEGIN: Final = attrgetter("begin")
 _END: Final = attrgetter("end")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
+class Scanned(Struct, frozen=True, kw_only=True, gc=False):
     """One journal as of one revision."""
 
     name: str

@@ -274,14 +274,15 @@ async def read_collection(
     `columns` are top-level columns, all by default; with `meta`, the stamp of each document follows
     (`_clock`, `_producer`, `_flags`). The rows have no order.
     """
+    wanted = layout(collection.read_schema.text)
+    names = _names(wanted, columns, meta=meta)
     planner = Planner(journals=journals, blobs=blobs, schemas=schemas)
     root = spark_root(blobs)
     plan = plan_scan(await planner.scan(collection.name, selector), native=root is not None)
     layouts = {name: await schemas.layout(name) for name in plan.native}
     layouts |= await planner.layouts(plan.rest)
-    wanted = layout(collection.read_schema.text)
     return await asyncio.to_thread(
-        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=columns, meta=meta)
+        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=names)
     )
 
 
@@ -293,28 +294,20 @@ def scan_frame(
     layouts: Mapping[str, Column],
     wanted: Column,
     *,
-    columns: Sequence[str] | None = None,
-    meta: bool = False,
+    columns: Sequence[str],
 ) -> DataFrame:
-    """The rows of a plan. Nothing is read until somebody asks for them."""
-    names = _names(wanted, columns, meta=meta)
-    documents = names[:-STAMPS] if meta else names
+    """These columns of a plan's rows, stamps among them. Nothing is read until somebody asks."""
     native = _native_frames(spark, spark_root(blobs), plan.native, layouts, wanted)
-    frames = [frame.select(*map(_column, names)) for frame in native]
-    stamped = []
+    frames = [frame.select(*map(_column, columns)) for frame in native]
     local, distributed = _apart(plan.rest)
     if distributed:
         size = split_bytes(distributed, spark.sparkContext.defaultParallelism)
         some = splits(distributed, layouts, size)
-        stamped.append(_arrow_frame(spark, blobs, some, wanted, documents))
-    if local or not (frames or stamped):
+        frames.append(_arrow_frame(spark, blobs, some, wanted, columns))
+    if local or not frames:
         split = Split(pieces=tuple(local), layouts=layouts)
-        stamped.append(_local_frame(spark, blobs, split, wanted, documents))
-    # These have the columns that were asked for, and their stamps: to look again is a call.
-    chosen = frames + (
-        stamped if meta else [frame.select(*map(_column, names)) for frame in stamped]
-    )
-    return reduce(DataFrame.union, chosen)
+        frames.append(_local_frame(spark, blobs, split, wanted, columns))
+    return reduce(DataFrame.union, frames)
 
 
 def rows_at_hand(
@@ -325,9 +318,9 @@ def rows_at_hand(
     *,
     columns: Sequence[str],
 ) -> pyarrow.Table | None:
-    """The rows of a plan with their stamps, if the driver has them all; None if tasks are to read.
+    """These columns of a plan's rows, if the driver has them all; None if tasks are to read.
 
-    They look as `stamped_schema` says.
+    They look as `rows_schema` says.
     """
     local, distributed = _apart(plan.rest)
     if plan.native or distributed:
@@ -401,18 +394,18 @@ def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
 
 
 def _local_frame(
-    spark: SparkSession, blobs: BlobStore, split: Split, wanted: Column, documents: Sequence[str]
+    spark: SparkSession, blobs: BlobStore, split: Split, wanted: Column, columns: Sequence[str]
 ) -> DataFrame:
     """Rows that go to Spark with the query: no task reads them, and no Python starts for them."""
-    rows = _local_rows(blobs, split, wanted, documents)
-    return spark.createDataFrame(rows, stamped_schema(wanted, documents))
+    rows = _local_rows(blobs, split, wanted, columns)
+    return spark.createDataFrame(rows, rows_schema(wanted, columns))
 
 
 def _local_rows(
-    blobs: BlobStore, split: Split, wanted: Column, documents: Sequence[str]
+    blobs: BlobStore, split: Split, wanted: Column, columns: Sequence[str]
 ) -> pyarrow.Table:
-    schema = _row_schema(wanted, documents)
-    rows = [_as(batch, schema) for batch in read_split(blobs, split, wanted, columns=documents)]
+    schema = _arrow_schema(wanted, columns)
+    rows = [_as(batch, schema) for batch in read_split(blobs, split, wanted, columns=columns)]
     # Spark does not take a table without batches.
     return pyarrow.Table.from_batches(rows or [_pa.RecordBatch.from_pylist([], schema)], schema)
 
@@ -422,36 +415,36 @@ def _arrow_frame(
     blobs: BlobStore,
     all_splits: Sequence[Split],
     wanted: Column,
-    documents: Sequence[str],
+    columns: Sequence[str],
 ) -> DataFrame:
     """A task for each split, which reads it by Arrow."""
     # Packed one by one, so that a task unpacks its own and not those of all the others.
     shared = spark.sparkContext.broadcast([pickle.dumps(split) for split in all_splits])
-    schema = _row_schema(wanted, documents)
+    schema = _arrow_schema(wanted, columns)
 
     def read(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         pyarrow.set_cpu_count(1)  # as many as Spark gives to a task
         for batch in batches:
             for number in batch.column(0).to_numpy():
                 split: Split = pickle.loads(shared.value[int(number)])  # noqa: S301 - ours
-                for rows in read_split(blobs, split, wanted, columns=documents):
+                for rows in read_split(blobs, split, wanted, columns=columns):
                     yield _as(rows, schema)
 
     count = len(all_splits)
     numbers = spark.range(0, count, 1, numPartitions=count)
-    return numbers.mapInArrow(read, stamped_schema(wanted, documents))
+    return numbers.mapInArrow(read, rows_schema(wanted, columns))
 
 
-def _row_schema(wanted: Column, documents: Sequence[str]) -> pyarrow.Schema:
-    """These columns of documents and their stamps, for Arrow."""
+def _arrow_schema(wanted: Column, columns: Sequence[str]) -> pyarrow.Schema:
+    """These columns of rows, for Arrow."""
     schema = row_schema(wanted)
-    return pyarrow.schema([schema.field(name) for name in [*documents, *schema.names[-STAMPS:]]])
+    return pyarrow.schema([schema.field(name) for name in columns])
 
 
-def stamped_schema(wanted: Column, documents: Sequence[str]) -> StructType:
+def rows_schema(wanted: Column, columns: Sequence[str]) -> StructType:
     """The same, for Spark."""
     schema = frame_schema(wanted)
-    return StructType([schema[name] for name in [*documents, *schema.names[-STAMPS:]]])
+    return StructType([schema[name] for name in columns])
 
 
 def _as(rows: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.RecordBatch:

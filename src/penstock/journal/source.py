@@ -36,7 +36,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow
 from pyspark.sql.datasource import (
@@ -60,7 +60,7 @@ from penstock.journal.follower import Follower
 from penstock.journal.frames import frame_schema
 from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
-from penstock.journal.rows import STAMPS, row_schema
+from penstock.journal.rows import row_schema
 from penstock.journal.schemas import Schemas, layout
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces, read_split
@@ -244,11 +244,9 @@ class _SplitPartition(InputPartition):
 def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     """The rows of a partition, in its columns."""
     assert isinstance(partition, _SplitPartition)  # noqa: S101 - Spark hands back what it got
-    stamps = row_schema(partition.root).names[-STAMPS:]
-    documents = [name for name in partition.columns if name not in stamps]
-    schema = pyarrow.schema([row_schema(partition.root).field(name) for name in partition.columns])
-    for batch in read_split(partition.blobs, partition.split, partition.root, columns=documents):
-        rows: Any = batch.select(list(partition.columns))
+    columns = partition.columns
+    schema = pyarrow.schema([row_schema(partition.root).field(name) for name in columns])
+    for rows in read_split(partition.blobs, partition.split, partition.root, columns=columns):
         yield rows if rows.schema.equals(schema) else rows.cast(schema)
 
 

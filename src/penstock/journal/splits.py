@@ -16,7 +16,7 @@ import pyarrow
 from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import BATCH_ROWS, read_fragment, read_visible
-from penstock.journal.rows import STAMPS, adapt_rows, row_schema
+from penstock.journal.rows import adapt_rows, row_schema
 from penstock.journal.state import Blob, Inline
 from penstock.model.columns import Column
 
@@ -154,12 +154,11 @@ def schema_of(piece: Piece) -> str:
 def read_split(
     blobs: BlobStore, split: Split, wanted: Column, *, columns: Sequence[str] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of a split in the wanted layout, with their stamps last.
+    """The rows of a split in the wanted layout.
 
-    `columns` are top-level columns of the documents, all by default.
+    `columns` are top-level columns of `row_schema`, all by default.
     """
-    schema = row_schema(wanted)
-    names = schema.names if columns is None else [*columns, *schema.names[-STAMPS:]]
+    names = row_schema(wanted).names if columns is None else list(columns)
     for fingerprint, some in groupby(split.pieces, key=schema_of):
         written = split.layouts[fingerprint]
         # Adapting looks at whole documents; what was written as it is wanted can be read in part.

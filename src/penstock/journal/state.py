@@ -20,8 +20,10 @@ commit; `UNKNOWN` stands for it until the entry is read back.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import Bug, PenstockError
 from penstock.model.clock import Clock, Producer
@@ -44,23 +46,20 @@ journal takes some milliseconds, enough that a page is worth an object."""
 # ------------------------------------------------------------------------------------- records
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
+class Blob(Struct, frozen=True, kw_only=True, gc=False):
     """Rows in an object of the blob store, from row `row` of it on."""
 
     path: str
     row: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inline:
+class Inline(Struct, frozen=True, kw_only=True, gc=False):
     """Rows in the state itself, as `fragments.encode_inline` packs them."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragment:
+class Fragment(Struct, frozen=True, kw_only=True, gc=False):
     """Rows appended together. Runs have offsets relative to `begin`, as their writer saw them."""
 
     begin: int = 0
@@ -84,18 +83,8 @@ class Fragment:
         return self.begin + self.rows
 
     def placed(self, begin: int, revision: int) -> Fragment:
-        """The fragment where its append has put it; `replace` by hand, for loads of many."""
-        return Fragment(
-            begin=begin,
-            revision=revision,
-            rows=self.rows,
-            bytes=self.bytes,
-            at=self.at,
-            schema=self.schema,
-            runs=self.runs,
-            key_hash_min=self.key_hash_min,
-            key_hash_max=self.key_hash_max,
-        )
+        """The fragment where its append has put it."""
+        return replace(self, begin=begin, revision=revision)
 
     def runs_at(self) -> tuple[Run, ...]:
         """The runs with the journal's offsets."""
@@ -110,8 +99,7 @@ class Fragment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AckRecord:
+class AckRecord(Struct, frozen=True, kw_only=True, gc=False):
     """Closes what its producer wrote to this journal, and hints at the rest of the transaction."""
 
     begin: int = 0
@@ -126,20 +114,13 @@ class AckRecord:
 
     def placed(self, begin: int, revision: int) -> AckRecord:
         """The ACK where its append has put it."""
-        return AckRecord(
-            begin=begin,
-            revision=revision,
-            producer=self.producer,
-            clock=self.clock,
-            hints=self.hints,
-        )
+        return replace(self, begin=begin, revision=revision)
 
 
 Record = Fragment | AckRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(Struct, frozen=True, kw_only=True, gc=False):
     """Old records, sealed into an object of the blob store; what planning needs without them."""
 
     path: str
@@ -161,8 +142,7 @@ class Status(enum.Enum):
     DROPPED = "dropped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalState:
+class JournalState(Struct, frozen=True, kw_only=True, gc=False):
     """A journal as of one entry of its state log."""
 
     status: Status = Status.ABSENT
@@ -197,8 +177,7 @@ class JournalState:
 # --------------------------------------------------------------------------------------- diffs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
+class Create(Struct, frozen=True, kw_only=True, gc=False):
     """Begin, or begin again; offsets go on where a dropped journal ended."""
 
     collection: str
@@ -207,32 +186,27 @@ class Create:
     key_end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(Struct, frozen=True, kw_only=True, gc=False):
     """Records in order, offsets not yet given. An append to a suspended journal wakes it up."""
 
     records: tuple[Record, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspend:
+class Suspend(Struct, frozen=True, kw_only=True, gc=False):
     """Nobody writes here for now; readers need not wait for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
+class Resume(Struct, frozen=True, kw_only=True, gc=False):
     """Undo `Suspend`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retain:
+class Retain(Struct, frozen=True, kw_only=True, gc=False):
     """Forget records that lie wholly below `offset`."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
+class Compact(Struct, frozen=True, kw_only=True, gc=False):
     """The rows of the fragments in `[begin, end)`, in their order, are now one object."""
 
     begin: int
@@ -241,22 +215,19 @@ class Compact:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
+class Seal(Struct, frozen=True, kw_only=True, gc=False):
     """The first records of the state are now in a page."""
 
     page: Page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reseal:
+class Reseal(Struct, frozen=True, kw_only=True, gc=False):
     """The records of some pages, in their order, are now in one; rows of theirs may have moved."""
 
     page: Page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
+class Drop(Struct, frozen=True, kw_only=True, gc=False):
     """The journal is gone; its offsets are not given again."""
 
 

@@ -6,8 +6,10 @@ ACKs are rows without bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 def byte_position(
@@ -26,8 +28,7 @@ class ByteDeltas(NamedTuple):
     behind: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteProgress:
+class ByteProgress(Struct, frozen=True, kw_only=True, gc=False):
     """Byte positions of a read and of its journal's head, now and when they were last reported.
 
     The deltas of successive reports sum to where the read is: reports may be late, but none is

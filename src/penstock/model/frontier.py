@@ -26,6 +26,7 @@ from itertools import islice, pairwise
 from typing import Final, NamedTuple, Self
 
 import numpy as np
+from msgspec import Struct, structs
 
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 from penstock.model.frontier_table import (
@@ -40,8 +41,7 @@ from penstock.model.producer_frontier import OFFSET_MAX, ProducerFrontier
 DESCRIBED_MAX: Final = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalFrontier:
+class JournalFrontier(Struct, frozen=True, kw_only=True, gc=False):
     """The producers of one journal as one binding has read it; sorted and unique by producer.
 
     The byte deltas say how much was read, and by how much the distance to the journal's head grew,
@@ -106,7 +106,7 @@ class Frontier:
         return cls.of(
             sorted(
                 (
-                    replace(read, producers=tuple(sorted(read.producers, key=_by_producer)))
+                    structs.replace(read, producers=tuple(sorted(read.producers, key=_by_producer)))
                     for read in reads
                     if read.producers
                 ),

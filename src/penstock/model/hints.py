@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from msgspec import Struct
+
 from penstock.errors import PenstockError
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 from penstock.model.frontier import Frontier, JournalFrontier
@@ -39,8 +41,7 @@ class Commit:
             raise ValueError("a commit is of a journal, and a journal has a name")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
+class Ack(Struct, frozen=True, kw_only=True, gc=False):
     """A commit as it is written, with the other commits of its transaction or with none."""
 
     commit: Commit
@@ -123,8 +124,7 @@ def _malformed(commit: Commit, why: str) -> MalformedHints:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
+class Hint(Struct, frozen=True, kw_only=True, gc=False):
     """A commit to wait for, as one binding will read it."""
 
     journal: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 
@@ -16,8 +17,7 @@ Without it, such an entry at row 0 would look like one that is only known from a
 OFFSET_MAX: Final = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerFrontier:
+class ProducerFrontier(Struct, frozen=True, kw_only=True, gc=False):
     """What is known of a producer at the cut of a frontier.
 
     The sign of `offset` says whether a span is open there: positive is the begin of the open span,

@@ -9,15 +9,15 @@ wholly after what was seen, is taken as it is; one case alone needs a look at th
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer
 from penstock.model.producer_frontier import OBSERVED_FLOOR
 from penstock.model.sequence import Outcome, ProducerState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True, gc=False):
     """Statistics of a stretch of rows of one producer and one kind; never of ACKs.
 
     Rows of other producers may lie between its own, so `rows` is at most the length of the offsets.

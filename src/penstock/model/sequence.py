@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import PenstockError
 from penstock.model.clock import CLOCK_MAX, NEVER, UNIX_EPOCH, Clock, Flag, Producer
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerState:
+class ProducerState(Struct, frozen=True, kw_only=True, gc=False):
     """What one reader knows of one producer in one journal.
 
     A span is open iff `max_continue` is not zero, or `gapped`. `offset` is signed as in

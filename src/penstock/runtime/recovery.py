@@ -295,7 +295,9 @@ def _joined(before: bytes | None, value: bytes) -> bytes:
     entry = _position_in(value, nobody)
     if before is not None:
         entry = entry.reduce(_position_in(before, nobody))
-    return _position_out(replace(entry, hinted_commit=NEVER) if entry.is_unresolved else entry)
+    return _position_out(
+        msgspec.structs.replace(entry, hinted_commit=NEVER) if entry.is_unresolved else entry
+    )
 
 
 def _position_out(entry: ProducerFrontier) -> bytes:

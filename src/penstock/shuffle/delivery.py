@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from penstock.errors import Bug
 from penstock.journal.committed import VisibleRows
 from penstock.model.clock import Clock, Producer
 from penstock.model.frontier import Frontier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class Delivery(Struct, frozen=True, kw_only=True, gc=False):
     """Rows of one producer in one journal that one close committed, as one binding reads them."""
 
     journal: str

@@ -20,7 +20,9 @@ What resuming must find again is told from here, so the frontier invariant is ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from penstock.errors import PenstockError
 from penstock.journal.committed import VisibleRows
@@ -526,17 +528,12 @@ def _reached(goals: Mapping[Producer, Clock], state: Callable[[Producer], Produc
 
 
 def _placed(run: Run, begin: int) -> Run:
-    """The run with the journal's offsets; `replace` by hand, for rounds of many."""
-    return Run(
-        producer=run.producer,
-        kind=run.kind,
+    """The run with the journal's offsets."""
+    return replace(
+        run,
         first_offset=run.first_offset + begin,
         last_offset=run.last_offset + begin,
-        rows=run.rows,
-        clock_min=run.clock_min,
-        clock_max=run.clock_max,
         clock_max_offset=run.clock_max_offset + begin,
-        increasing=run.increasing,
     )
 
 

@@ -42,7 +42,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import read_fragment
 from penstock.journal.journals import MissingJournal
 from penstock.journal.planning import Planner
-from penstock.journal.rows import Stamps
+from penstock.journal.rows import STAMPS, Stamps, row_schema
 from penstock.journal.state import JournalState, Record
 from penstock.model.clock import Clock, delta, duration
 from penstock.model.columns import Column
@@ -346,7 +346,8 @@ class Session:
 def _first_visible(blobs: BlobStore, rows: VisibleRows, root: Column) -> int:
     """The offset of the first row of a run to show; reads nothing but stamps."""
     run, begin = rows.run, 0
-    for batch in read_fragment(blobs, rows.fragment, root, columns=[]):
+    stamp = row_schema(root).names[-STAMPS:]
+    for batch in read_fragment(blobs, rows.fragment, root, columns=stamp):
         stamps = Stamps.of(batch)
         new = (stamps.producer == int(run.producer)) & (stamps.clock > int(rows.clock_gt))
         new[: max(run.first_offset - begin, 0)] = False

@@ -28,7 +28,7 @@ from penstock.garbage import uncollected
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
-from penstock.journal.scan import plan_scan, rows_at_hand, scan_frame, stamped_schema
+from penstock.journal.scan import plan_scan, rows_at_hand, rows_schema, scan_frame
 from penstock.journal.schemas import layout
 from penstock.model.clock import CLOCK_MAX
 from penstock.model.schema import compiled
@@ -97,20 +97,20 @@ class Reading:
     layouts: Mapping[str, Column]
     root: Column
     columns: tuple[str, ...]
+    """Members of documents, then of stamps."""
     bounds: Bounds | None
     """Those of the binding, if they leave out rows of a run."""
 
     @property
     def schema(self) -> StructType:
-        """The layout of rows: columns of the binding's read schema, then their stamps."""
-        return stamped_schema(self.root, self.columns)
+        """The layout of rows."""
+        return rows_schema(self.root, self.columns)
 
     def frame(self) -> DataFrame:
         """The rows, in no order. Nothing is read yet."""
         frame = scan_frame(
-            self.spark, self.blobs, self.plan, self.layouts, self.root,
-            columns=self.columns, meta=True,
-        )  # fmt: skip
+            self.spark, self.blobs, self.plan, self.layouts, self.root, columns=self.columns
+        )
         if self.bounds is None:
             return frame
         return frame.where(_within(self.bounds, stamp_names(self.root).clock))
@@ -165,11 +165,9 @@ class Slice:
         binding: Binding,
         deliveries: Iterable[Delivery],
         states: Mapping[str, JournalState],
-        *,
-        columns: Sequence[str] | None = None,
     ) -> DataFrame:
         """The documents of a binding, as `Reading.frame` gives them."""
-        reading = await self.reading(binding, deliveries, states, columns=columns)
+        reading = await self.reading(binding, deliveries, states)
         return await asyncio.to_thread(reading.frame)
 
     async def reading(
@@ -179,42 +177,47 @@ class Slice:
         states: Mapping[str, JournalState],
         *,
         columns: Sequence[str] | None = None,
+        stamps: Sequence[str] | None = None,
     ) -> Reading:
         """How the documents of a binding are read.
 
         `states` are the newest states of the journals: compaction may have moved rows since they
         were sequenced. `columns` are members of documents, by default those that the binding says;
-        the columns of its key are always there too.
+        the columns of its key are always there too. `stamps` are columns of their stamps, all by
+        default; the clock has to be one of them.
         """
         prepared = self._prepared[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
-        for delivery in deliveries:
-            if delivery.binding != binding.index:
-                raise Bug(f"a delivery for binding {delivery.binding} in binding {binding.index}")
-            rows = (rows for rows in delivery.rows if _overlaps(binding.bounds, rows))
-            visible.setdefault(delivery.journal, []).extend(rows)
+        admitted = True
         with uncollected():
+            for delivery in deliveries:
+                if delivery.binding != binding.index:
+                    raise Bug(f"a delivery for binding {delivery.binding} in {binding.index}")
+                rows = [rows for rows in delivery.rows if _overlaps(binding.bounds, rows)]
+                admitted &= all(_admits(binding.bounds, each) for each in rows)
+                visible.setdefault(delivery.journal, []).extend(rows)
             scanned = [
                 await self._planner.surveyed(journal, rows, states.get(journal))
                 for journal, rows in visible.items()
             ]
-        plan = plan_scan(scanned, native=spark_root(self._planner.blobs) is not None)
+            plan = plan_scan(scanned, native=spark_root(self._planner.blobs) is not None)
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)
         root, wanted = prepared.root, binding.columns if columns is None else columns
+        every = row_schema(root).names
         if wanted is None:
-            names = tuple(row_schema(root).names[:-STAMPS])
+            names = every[:-STAMPS]
         else:
-            names = tuple(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
-        admitted = all(_admits(binding.bounds, rows) for some in visible.values() for rows in some)
+            names = list(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
+        stamp = every[-STAMPS:] if stamps is None else stamps
         return Reading(
             spark=self._spark,
             blobs=self._planner.blobs,
             plan=plan,
             layouts=layouts,
             root=root,
-            columns=names,
+            columns=(*names, *stamp),
             bounds=None if admitted else binding.bounds,
         )
 

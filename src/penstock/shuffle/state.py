@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from msgspec import structs
+
 from penstock.errors import Bug
 from penstock.journal.state import JournalState, Record
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
@@ -299,7 +301,7 @@ class SessionState:
     def _removed(self) -> Frontier:
         """What pending checkpoints wait for in vain."""
         return Frontier.gather(
-            replace(
+            structs.replace(
                 journal,
                 producers=tuple(
                     ProducerFrontier(producer=entry.producer, last_commit=entry.hinted_commit)
@@ -445,7 +447,7 @@ def _join(a: JournalFrontier, b: JournalFrontier) -> JournalFrontier:
     for entry in b.producers:
         before = producers.get(entry.producer)
         producers[entry.producer] = entry if before is None else before.reduce(entry)
-    return replace(
+    return structs.replace(
         a,
         producers=tuple(producers[producer] for producer in sorted(producers)),
         bytes_read_delta=a.bytes_read_delta + b.bytes_read_delta,

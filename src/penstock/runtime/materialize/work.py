@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.journal.planning import Planner
+    from penstock.model.columns import Column
     from penstock.native.reduce import Reduction
     from penstock.runtime.jobs import Counted, Documents, Identity, Manifest, Work
     from penstock.runtime.prepared import Queries
@@ -280,9 +281,13 @@ class Jobs:
         readings = {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
-            foreign = refusals.are_foreign(bound.binding, some)
+            foreign, one = _kind(bound.binding, some)
             readings[binding] = await self._slice.reading(
-                bound.binding, some, states, columns=None if foreign else bound.columns
+                bound.binding,
+                some,
+                states,
+                columns=None if foreign else bound.columns,
+                stamps=_order(bound.plan.columns, one=one),
             )
         return readings
 
@@ -296,8 +301,7 @@ class Jobs:
         if foreign:
             frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
         if (combination := self._combinations.get((binding, foreign, one))) is None:
-            names = stamp_names(bound.plan.columns)
-            order = (names.clock,) if one else (names.clock, names.producer)
+            order = _order(bound.plan.columns, one=one)
             combination = jobs.combination(bound.plan, bound.mode, order=order)
             self._combinations[binding, foreign, one] = combination
         return combination.apply(frame.coalesce(1) if small else frame)
@@ -552,6 +556,12 @@ def _kind(binding: Binding, deliveries: Sequence[Delivery]) -> tuple[bool, bool]
     """
     producers: set[Producer] = {delivery.producer for delivery in deliveries}
     return refusals.are_foreign(binding, deliveries), len(producers) == 1
+
+
+def _order(root: Column, *, one: bool) -> tuple[str, ...]:
+    """The columns that order documents, of one producer or of several."""
+    names = stamp_names(root)
+    return (names.clock,) if one else (names.clock, names.producer)
 
 
 def _refusals() -> tuple[type[Exception], ...]:
