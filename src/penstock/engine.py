@@ -37,6 +37,9 @@ _PARTITIONS_PER_CORE = 4
 _FEW_CORES = 4
 """Up to so many, collecting garbage by several of them at once saves less than it costs."""
 
+_SHORT_YOUNG = "-Xmn128m"
+"""Of what a short session makes nothing grows old: with more room, it is only found later."""
+
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 _FIXED: Mapping[str, str] = {
@@ -204,7 +207,7 @@ def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
     if options.lifetime is not Lifetime.LONG and few_cores and "GC" not in theirs:
         ours.append("-XX:+UseSerialGC")  # two collectors would be refused
     if options.lifetime is Lifetime.SHORT:
-        ours.append("-XX:TieredStopAtLevel=1")
+        ours += ["-XX:TieredStopAtLevel=1", _SHORT_YOUNG]
     if archive.exists() and ARCHIVE_CLASSES not in theirs:
         # One that does not fit this Java and these jars is passed over by the JVM.
         ours.append(f"-XX:SharedArchiveFile={_quoted(str(archive))}")
