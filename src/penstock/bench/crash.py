@@ -458,7 +458,7 @@ def measure_aimed(
     outcomes = [together(died)]
     kills = min(outcomes[0].kills, PEER_KILLS)
     events = Events(size * kills, kills)
-    for python, writes in ways(bench, "fenced", "unfenced"):
+    for python, writes in ways(bench, *WRITES):
         url, directory = server.create_database(), scratch / writes
         bench.say(f"{WRITES[writes]}: {events.count:,} events, {events.files} {kind}")
         peer = Streaming.prepared(events, url, directory, python=python, writes=writes)
