@@ -1,5 +1,6 @@
 """Fixtures live in plugins: fix_spark.py, fix_postgres.py."""
 
+import logging
 import os
 
 from hypothesis import HealthCheck, settings
@@ -13,3 +14,11 @@ settings.register_profile("fast", max_examples=50, deadline=None, suppress_healt
 settings.register_profile("ci", max_examples=200, deadline=None, suppress_health_check=_quiet)
 settings.register_profile("night", max_examples=5000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def _is_of_this_loop(record: logging.LogRecord) -> bool:
+    """gRPC hands answers to calls of an earlier test, whose loop is closed, to the loop of this."""
+    return "PollerCompletionQueue._handle_events" not in record.getMessage()
+
+
+logging.getLogger("asyncio").addFilter(_is_of_this_loop)
