@@ -98,6 +98,7 @@ def test_the_jvm_is_told_how_long_a_session_lives(
     assert "UseSerialGC" in told(Lifetime.BATCH)
     assert "UseSerialGC" not in told(Lifetime.LONG)
     assert "UseSerialGC" not in told(Lifetime.BATCH, "-XX:+UseParallelGC"), "theirs is the one"
+    assert "-Xmn" not in told(Lifetime.SHORT, "-XX:+UseParallelGC"), "which sizes its generations"
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     assert "UseSerialGC" not in told(Lifetime.BATCH)
 

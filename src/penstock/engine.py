@@ -38,7 +38,8 @@ _FEW_CORES = 4
 """Up to so many, collecting garbage by several of them at once saves less than it costs."""
 
 _SHORT_YOUNG = "-Xmn128m"
-"""Of what a short session makes nothing grows old: with more room, it is only found later."""
+"""Of what a short session makes on few cores nothing grows old: with more room, it is only found
+later."""
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -203,11 +204,14 @@ def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
     key = "spark.driver.extraJavaOptions"
     theirs = options.conf.get(key, "")
     ours = [f"-Dlog4j2.configurationFile={_quoted(_LOG_SETTINGS.as_uri())}"]
+    short = options.lifetime is Lifetime.SHORT
     few_cores = (os.cpu_count() or 1) <= _FEW_CORES
     if options.lifetime is not Lifetime.LONG and few_cores and "GC" not in theirs:
         ours.append("-XX:+UseSerialGC")  # two collectors would be refused
-    if options.lifetime is Lifetime.SHORT:
-        ours += ["-XX:TieredStopAtLevel=1", _SHORT_YOUNG]
+        if short:
+            ours.append(_SHORT_YOUNG)
+    if short:
+        ours.append("-XX:TieredStopAtLevel=1")
     if archive.exists() and ARCHIVE_CLASSES not in theirs:
         # One that does not fit this Java and these jars is passed over by the JVM.
         ours.append(f"-XX:SharedArchiveFile={_quoted(str(archive))}")

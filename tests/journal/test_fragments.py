@@ -255,6 +255,27 @@ def test_few_rows_are_written_as_what_is_read_soonest(blobs: BlobStore, tmp_path
         assert flags.has_dictionary_page
 
 
+@pytest.mark.parametrize("count", [3, FEW_ROWS])
+@pytest.mark.parametrize("kinds", [("integer", "string"), ("string", "integer")])
+def test_members_may_have_one_path(blobs: BlobStore, count: int, kinds: tuple[str, str]) -> None:
+    """A column is named by its path, and what is true of one of these is not of the other."""
+    inner, outer = ({"type": kind} for kind in kinds)
+    within = {"type": "object", "properties": {"b": inner}}
+    root = columns(infer({"type": "object", "properties": {"a": within, "a.b": outer}}))
+
+    def value(kind: str, n: int) -> int | str:
+        return n if kind == "integer" else f"text {n}"
+
+    given = [{"a": {"b": value(kinds[0], n)}, "a.b": value(kinds[1], n)} for n in range(count)]
+    layout = FragmentLayout(schema="s", root=root, key=("/a.b",))
+    batch = stamped(to_arrow(given, root), root, producer=P1, first_clock=Clock(1), flags=CONTINUE)
+    with FragmentWriter(blobs, "c", layout, "a", inline=False) as writer:
+        writer.write(batch)
+        fragment = written(writer.finish())
+    (read,) = read_fragment(blobs, fragment, root)
+    assert to_lines(read, root) == [canonical_json(each) for each in given]
+
+
 def _columns(path: Path) -> list[Any]:
     group = pq.ParquetFile(path).metadata.row_group(0)
     return [group.column(at) for at in range(group.num_columns)]

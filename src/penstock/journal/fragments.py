@@ -211,15 +211,17 @@ class FragmentWriter:
             self._sink = self._object.enter_context(self._blobs.create(self.path))
             # The first group tells whether there will be another.
             few = self._waiting_rows < FEW_ROWS
-            leaves = dict(_leaves(list(self._schema)[:-STAMPS]))
-            packed = [path for path, kind in leaves.items() if few and _pa.types.is_integer(kind)]
+            leaves = list(_leaves(list(self._schema)[:-STAMPS]))
+            # A member "a.b" and a member "b" of "a" have one path: what it says is true of both.
+            other = {path for path, kind in leaves if not few or not _pa.types.is_integer(kind)}
+            packed = {path for path, _ in leaves} - other
             names = stamp_names(self._layout.root)
             self._parquet = _pq.ParquetWriter(
                 self._sink,
                 self._schema,
                 # What is not listed is not compressed: it is short as it is.
-                compression=dict.fromkeys(leaves.keys() - set(packed), _CODECS[self._layout.codec]),
-                use_dictionary=[*(() if few else leaves), names.producer, names.flags],
+                compression=dict.fromkeys(other, _CODECS[self._layout.codec]),
+                use_dictionary=[*(() if few else other), names.producer, names.flags],
                 column_encoding=dict.fromkeys([*packed, names.clock], "DELTA_BINARY_PACKED"),
                 write_statistics=not few,
                 store_schema=False,  # the fingerprint names the schema
