@@ -334,13 +334,14 @@ class PostgresBackend:
         low, high = prefix_range(prefix)
         behind = (*max(after, (low, -1)), high, PAGE_ENTRIES + 1, PAGE_BYTES, PAGE_ENTRIES)
 
-        @uncollected()
         def read(connection: Connection) -> LivePage:
             with _snapshot(connection) as current:
                 found = connection.execute(LIVE, behind, binary=True)
-                rows = found.fetchall()
+                with uncollected():
+                    rows = found.fetchall()
+                    entries = tuple((key, VersionedData(*entry)) for key, *entry, _ in rows)
                 return LivePage(
-                    entries=tuple((key, VersionedData(*entry)) for key, *entry, _ in rows),
+                    entries=entries,
                     revision=self._revision(current),
                     more=bool(rows) and len(rows) < rows[0][-1],
                 )

@@ -88,15 +88,7 @@ class Fragment(Struct, frozen=True, kw_only=True, gc=False):
 
     def runs_at(self) -> tuple[Run, ...]:
         """The runs with the journal's offsets."""
-        return tuple(
-            replace(
-                run,
-                first_offset=run.first_offset + self.begin,
-                last_offset=run.last_offset + self.begin,
-                clock_max_offset=run.clock_max_offset + self.begin,
-            )
-            for run in self.runs
-        )
+        return tuple(run.moved(self.begin) for run in self.runs)
 
 
 class AckRecord(Struct, frozen=True, kw_only=True, gc=False):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer
 from penstock.model.producer_frontier import OBSERVED_FLOOR
@@ -46,6 +47,15 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
             raise ValueError(f"clock_max_offset {self.clock_max_offset} lies outside of the run")
         if self.clock_min > self.clock_max:
             raise ValueError(f"clock_min {self.clock_min} is above clock_max {self.clock_max}")
+
+    def moved(self, by: int) -> Run:
+        """The run with offsets that count from so many rows before."""
+        return replace(
+            self,
+            first_offset=self.first_offset + by,
+            last_offset=self.last_offset + by,
+            clock_max_offset=self.clock_max_offset + by,
+        )
 
 
 class RunOutcome(enum.Enum):

@@ -336,7 +336,7 @@ class Fold:
         self, fragment: Fragment, run: Run, state: ProducerState, outcome: RunOutcome
     ) -> None:
         """Take the rows of a run that are new."""
-        placed = _placed(run, fragment.begin)
+        placed = run.moved(fragment.begin)
         if fatal := fatal_outcome(outcome):
             raise self._refusal(fatal, state, run.kind, run.clock_min, placed.first_offset, run)
         begin = None
@@ -525,16 +525,6 @@ class Fold:
 
 def _reached(goals: Mapping[Producer, Clock], state: Callable[[Producer], ProducerState]) -> bool:
     return all(state(producer).last_commit >= goal for producer, goal in goals.items())
-
-
-def _placed(run: Run, begin: int) -> Run:
-    """The run with the journal's offsets."""
-    return replace(
-        run,
-        first_offset=run.first_offset + begin,
-        last_offset=run.last_offset + begin,
-        clock_max_offset=run.clock_max_offset + begin,
-    )
 
 
 def _admits(bounds: Bounds, run: Run) -> bool:
