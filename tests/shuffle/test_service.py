@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 from hypothesis import given
@@ -73,6 +76,16 @@ async def served(here: World, **options: Any) -> AsyncIterator[tuple[ShuffleServ
     service = ShuffleService(planner(here), resolve, now=lambda: NOW, **options)
     async with serving(service) as address:
         yield service, address
+
+
+def stream(channel: aio.Channel) -> aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]:
+    """A session of a client that does as it likes."""
+    method = channel.stream_stream(
+        wire.SESSION,
+        request_serializer=pb.SessionRequest.SerializeToString,
+        response_deserializer=pb.SessionResponse.FromString,
+    )
+    return method()
 
 
 @asynccontextmanager
@@ -185,14 +198,9 @@ async def test_a_client_that_does_not_read_holds_back_nobody_else(here: World) -
         served(here) as (service, address),
         aio.insecure_channel(address.removeprefix("grpc://")) as channel,
     ):
-        deaf = channel.stream_stream(
-            wire.SESSION, response_deserializer=pb.SessionResponse.FromString
-        )()
-        for message in (
-            pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
-            pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()),
-        ):
-            await deaf.write(message.SerializeToString())
+        deaf = stream(channel)
+        await deaf.write(pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)))
+        await deaf.write(pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()))
         reader = Coordinator(here)
         async with remote(address) as reading:
             await reader.everything(reading)
@@ -396,13 +404,12 @@ async def test_a_client_that_does_not_keep_to_the_protocol_is_told(
         served(here) as (service, address),
         aio.insecure_channel(address.removeprefix("grpc://")) as channel,
     ):
-        call = channel.stream_stream(
-            wire.SESSION, response_deserializer=pb.SessionResponse.FromString
-        )()
+        call = stream(channel)
         for message in messages:
-            await call.write(message.SerializeToString())
-        received = [response async for response in call]
-        assert what in received[-1].failure.what
+            await call.write(message)
+        while not (response := await call.read()).HasField("failure"):
+            pass
+        assert what in response.failure.what
         await none_open(service)
 
 
@@ -486,6 +493,64 @@ async def test_a_full_service_says_so(here: World) -> None:
     async with served(here, sessions_max=1) as (_, address), remote(address):
         with pytest.raises(Unavailable, match="full"):
             await RemoteSession.open(address, "acme/both")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED])
+async def test_a_refusal_is_told_however_fast_it_comes(
+    code: grpc.StatusCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC forgets the status of a stream on which a message could not be sent any more."""
+
+    def refuse(_: object, context: grpc.ServicerContext) -> None:
+        context.abort(code, "not you")
+
+    method = grpc.stream_stream_rpc_method_handler(refuse)
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(wire.SERVICE, {"Session": method})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    get = asyncio.Queue.get
+
+    async def too_late(queue: asyncio.Queue[object]) -> object:
+        time.sleep(0.02)  # noqa: ASYNC251 - the refusal comes, and the loop does not know
+        return await get(queue)
+
+    monkeypatch.setattr(asyncio.Queue, "get", too_late)
+    try:
+        for _ in range(20):
+            with pytest.raises(UserError) as refused:
+                await RemoteSession.open(f"grpc://127.0.0.1:{port}", "acme/both")
+            assert refused.value.why == "not you"
+    finally:
+        server.stop(None).wait()
+
+
+async def test_a_stream_stays_after_a_failure_until_the_client_ends_it(here: World) -> None:
+    async with (
+        served(here) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        call = stream(channel)
+        await call.write(pb.SessionRequest())
+        assert "a session begins with" in (await call.read()).failure.what
+        await none_open(service)
+        for _ in range(10):
+            await call.write(pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()))
+        assert not call.done()
+        await call.done_writing()
+        assert await call.read() is aio.EOF
+
+
+async def test_a_stream_does_not_stay_forever(here: World) -> None:
+    async with (
+        served(here, linger_s=0.05) as (_, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        call = stream(channel)
+        await call.write(pb.SessionRequest())
+        assert [each.HasField("failure") async for each in call] == [True]
 
 
 # -------------------------------------------------------------------------------------------- wire

@@ -63,6 +63,7 @@ class RemoteSession:
         self._where = where
         self._channel = channel
         self._handover = Handover()
+        self._admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._opened = False
         self._assembly = wire.Assembly()
         self._numbers: dict[int, tuple[int, Checkpoint]] = {}
@@ -149,12 +150,16 @@ class RemoteSession:
 
     async def _sent(self) -> AsyncIterator[pb.SessionRequest]:
         """Requests as they come, until the session is closed: that ends our side of the stream."""
+        if not await self._admitted:
+            return
         while (request := await self._requests.get()) is not None:
             yield request
 
     async def _read(self, call: _Call) -> None:
         """Take in what the service sends; whatever ends the stream ends the session."""
         try:
+            said = await call.initial_metadata() or ()
+            self._admitted.set_result(set(wire.ADMITTED) <= set(said))
             async for response in call:
                 self._take(response)
             self._handover.end(Unavailable("the service ended the session", where=self._where))
@@ -164,6 +169,7 @@ class RemoteSession:
             self._handover.end(_lost(error, self._where, opened=self._opened))
         finally:
             self._handover.end(SessionClosed("the connection was closed", where=self._where))
+            self._admitted.cancel()
             call.cancel()
 
     def _take(self, response: pb.SessionResponse) -> None:

@@ -60,6 +60,9 @@ UNCONSUMED_MAX: Final = 1_000
 WAITING_S: Final = 5.0
 """How often a client that waits is told what for."""
 
+LINGER_S: Final = 5.0
+"""How long a stream stays after a failure, for the client to read of it and to end its side."""
+
 _STOP_S: Final = 1.0
 
 Context = aio.ServicerContext[Any, Any]
@@ -80,6 +83,7 @@ class ShuffleService:
         tokens: TokenFile | None = None,
         sessions_max: int = SESSIONS_MAX,
         waiting_s: float = WAITING_S,
+        linger_s: float = LINGER_S,
     ) -> None:
         self.tokens = tokens
         self._planner = planner
@@ -88,6 +92,7 @@ class ShuffleService:
         self._options = options
         self._sessions_max = sessions_max
         self._waiting_s = waiting_s
+        self._linger_s = linger_s
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -122,17 +127,29 @@ class ShuffleService:
         if self.sessions >= self._sessions_max:
             what = f"{self.sessions} sessions are open, and more are not served"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        await context.send_initial_metadata(wire.ADMITTED)
         task = asyncio.create_task(self._session(context, who), name="served session")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
             await task
         except PenstockError as error:
-            await context.write(pb.SessionResponse(failure=wire.to_failure(error)))
+            await self._tell_failure(context, error)
         except Exception as error:
             log.exception("a shuffle session failed unexpectedly")
             bug = Bug(f"the session failed: {type(error).__name__}", why="see the service's log")
-            await context.write(pb.SessionResponse(failure=wire.to_failure(bug)))
+            await self._tell_failure(context, bug)
+
+    async def _tell_failure(self, context: Context, error: PenstockError) -> None:
+        """Say what ended the session, and leave it to the client to end the stream.
+
+        A client that cannot send any more is told that by gRPC, and not what we had said before.
+        """
+        await context.write(pb.SessionResponse(failure=wire.to_failure(error)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                while await context.read() is not aio.EOF:
+                    pass
 
     async def _session(self, context: Context, who: Principal) -> None:
         """One session, from its opening to the end of the client's side."""

@@ -34,6 +34,10 @@ from penstock.shuffle.reads import RecoveryImpossible
 SERVICE: Final = "penstock.shuffle.v1.Shuffle"
 SESSION: Final = f"/{SERVICE}/Session"
 
+ADMITTED: Final = (("penstock-session", "admitted"),)
+"""The initial metadata of a session. Until it has come, the client sends nothing: whoever sends
+while the server refuses would be told by gRPC that sending failed, and not why."""
+
 CHANNEL_OPTIONS: Final = COMMON_OPTIONS
 """Both ends find out about a dead peer within 15 s."""
 
