@@ -527,14 +527,31 @@ async def test_a_refusal_is_told_however_fast_it_comes(
         server.stop(None).wait()
 
 
-async def test_a_stream_stays_after_a_failure_until_the_client_ends_it(here: World) -> None:
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([pb.SessionRequest()], id="between two reads"),
+        pytest.param(
+            [
+                pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
+                *[pb.SessionRequest(next_checkpoint=pb.NextCheckpoint())] * 2,
+            ],
+            id="while reading",
+        ),
+    ],
+)
+async def test_a_stream_stays_after_a_failure_until_the_client_ends_it(
+    here: World, messages: list[pb.SessionRequest]
+) -> None:
     async with (
         served(here) as (service, address),
         aio.insecure_channel(address.removeprefix("grpc://")) as channel,
     ):
         call = stream(channel)
-        await call.write(pb.SessionRequest())
-        assert "a session begins with" in (await call.read()).failure.what
+        for message in messages:
+            await call.write(message)
+        while not (await call.read()).HasField("failure"):
+            pass
         await none_open(service)
         for _ in range(10):
             await call.write(pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()))

@@ -127,33 +127,36 @@ class ShuffleService:
         if self.sessions >= self._sessions_max:
             what = f"{self.sessions} sessions are open, and more are not served"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
-        await context.send_initial_metadata(wire.ADMITTED)
-        task = asyncio.create_task(self._session(context, who), name="served session")
+        stream = _Stream(context)
+        task = asyncio.create_task(self._session(stream, who), name="served session")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
             await task
         except PenstockError as error:
-            await self._tell_failure(context, error)
+            await self._tell_failure(stream, error)
         except Exception as error:
             log.exception("a shuffle session failed unexpectedly")
             bug = Bug(f"the session failed: {type(error).__name__}", why="see the service's log")
-            await self._tell_failure(context, bug)
+            await self._tell_failure(stream, bug)
+        finally:
+            stream.close()
 
-    async def _tell_failure(self, context: Context, error: PenstockError) -> None:
+    async def _tell_failure(self, stream: _Stream, error: PenstockError) -> None:
         """Say what ended the session, and leave it to the client to end the stream.
 
         A client that cannot send any more is told that by gRPC, and not what we had said before.
         """
-        await context.write(pb.SessionResponse(failure=wire.to_failure(error)))
+        await stream.write(pb.SessionResponse(failure=wire.to_failure(error)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
-                while await context.read() is not aio.EOF:
+                while await stream.read() is not None:
                     pass
 
-    async def _session(self, context: Context, who: Principal) -> None:
+    async def _session(self, stream: _Stream, who: Principal) -> None:
         """One session, from its opening to the end of the client's side."""
-        opening = await _opening(context)
+        await stream.admit()
+        opening = await _opening(stream)
         bindings = await self._resolve(opening.name)
         for binding in bindings:
             _check_access(who, binding.collection.name)
@@ -165,22 +168,54 @@ class ShuffleService:
             options=self._options,
             now=self._now,
         )
-        told = fields(name=opening.name, client=who.name, peer=context.peer())
+        told = fields(name=opening.name, client=who.name, peer=stream.peer)
         log.info("shuffle session opened", extra=told)
         try:
-            await context.write(pb.SessionResponse(opened=wire.to_opened(bindings)))
-            await _Served(session, context, self._waiting_s).run()
+            await stream.write(pb.SessionResponse(opened=wire.to_opened(bindings)))
+            await _Served(session, stream, self._waiting_s).run()
         finally:
             await session.close()
             log.info("shuffle session closed", extra=told)
 
 
+class _Stream:
+    """A client's stream, which is read on after a read that was cancelled.
+
+    gRPC would not: it has such a read still under way, and takes another for the end.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.peer = context.peer()
+        self._context = context
+        self._reading: asyncio.Future[Any] | None = None
+
+    async def admit(self) -> None:
+        """Let the client send."""
+        await self._context.send_initial_metadata(wire.ADMITTED)
+
+    async def read(self) -> pb.SessionRequest | None:
+        """The next request; None at the end of the client's side. One call at a time."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._context.read())
+        request = await asyncio.shield(self._reading)
+        self._reading = None
+        return request if isinstance(request, pb.SessionRequest) else None
+
+    async def write(self, response: pb.SessionResponse) -> None:
+        await self._context.write(response)
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+
 class _Served:
     """A session at work for its client. One task answers each request, and reading goes on."""
 
-    def __init__(self, session: Session, context: Context, waiting_s: float) -> None:
+    def __init__(self, session: Session, stream: _Stream, waiting_s: float) -> None:
         self._session = session
-        self._context = context
+        self._stream = stream
         self._waiting_s = waiting_s
         self._given: dict[int, Checkpoint] = {}
         self._numbers = count(1)
@@ -193,7 +228,7 @@ class _Served:
         answering: set[asyncio.Task[None]] = set()
         try:
             async with asyncio.TaskGroup() as tasks:
-                while (request := await self._context.read()) is not aio.EOF:
+                while (request := await self._stream.read()) is not None:
                     for answer in self._answers(request):
                         answering.add(task := tasks.create_task(answer))
                         task.add_done_callback(answering.discard)
@@ -229,7 +264,7 @@ class _Served:
         self._given[number] = checkpoint
         async with self._pen:
             for part in wire.checkpoint_parts(number, checkpoint):
-                await self._context.write(pb.SessionResponse(checkpoint=part))
+                await self._stream.write(pb.SessionResponse(checkpoint=part))
 
     async def _tell_why(self, answered: asyncio.Event) -> None:
         """Say what is waited for, now and then, until there is an answer."""
@@ -254,16 +289,16 @@ class _Served:
 
     async def _write(self, response: pb.SessionResponse) -> None:
         async with self._pen:
-            await self._context.write(response)
+            await self._stream.write(response)
 
 
-async def _opening(context: Context) -> pb.Open:
+async def _opening(stream: _Stream) -> pb.Open:
     """What the client opens, put together from its parts."""
     opening = pb.Open(more=True)
     resume = bytearray()
     while opening.more:
-        request = await context.read()
-        if not isinstance(request, pb.SessionRequest) or not request.HasField("open"):
+        request = await stream.read()
+        if request is None or not request.HasField("open"):
             raise UserError("a session begins with what it is to read")
         opening.MergeFrom(request.open)
         opening.more = request.open.more
