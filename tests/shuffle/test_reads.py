@@ -641,7 +641,11 @@ def _rolls_back_deep(script: Script) -> bool:
 
 @given(sound_streams, st.data())
 def test_12_sequence_reread_appends_nothing_twice(texts: list[str], data: st.DataObject) -> None:
-    """The same records once more, from any record on at which no span is open."""
+    """The same records once more, from any record on at which no span is open.
+
+    Unless that is a deep rollback, which delivers at least once. A clean one becomes deep if
+    something was committed between it and its repetition.
+    """
     script = script_of(*texts)
     first = Reader(script)
     boundaries, records = [0], 0
@@ -650,7 +654,7 @@ def test_12_sequence_reread_appends_nothing_twice(texts: list[str], data: st.Dat
         records += 1
         if all(first.read.state(who).max_continue == NEVER for who in (P1, P2)):
             boundaries.append(records)
-    if boundaries[-1] != records or _rolls_back_deep(script):
+    if boundaries[-1] != records:
         return
     commits = [first.state(who)[0] for who in (P1, P2)]
     clocks = list(first.clocks)
@@ -659,6 +663,8 @@ def test_12_sequence_reread_appends_nothing_twice(texts: list[str], data: st.Dat
         rows = script.rows[A][record.begin : record.end]
         script.write({A: " ".join(_text(row) for row in rows)})
         assert isinstance(record, Fragment | AckRecord)
+    if _rolls_back_deep(script):
+        return
     first.go()
     assert first.clocks == clocks
     assert [first.state(who)[0] for who in (P1, P2)] == commits
