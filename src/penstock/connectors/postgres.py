@@ -69,7 +69,13 @@ COMMITS_MAX: Final = 3
 _DDL_LOCK: Final = 0x70656E73746F636B
 """Advisory lock: tasks that make the same schema at the same time fail otherwise."""
 
-_DIALECT: Final = sql.Dialect(least="LEAST", greatest="GREATEST", bytewise=' COLLATE "C"')
+_DIALECT: Final = sql.Dialect(
+    least="LEAST",
+    greatest="GREATEST",
+    bytewise=' COLLATE "C"',
+    # A NUMERIC column that somebody else made would hold what no integer of a collection can be.
+    checked_sums={Kind.LONG: "CAST({0} AS bigint)"},
+)
 
 _STORED = failpoints.declare("postgres.before-commit", "rows are merged, and not committed")
 _COMMITTED = failpoints.declare("postgres.after-commit", "rows and checkpoint are committed")

@@ -6,7 +6,7 @@ catalogs, and rows from anywhere. Statements that update call the target `t`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,8 @@ class Dialect:
     least: str
     greatest: str
     """Functions of two values."""
+    checked_sums: Mapping[Kind, str]
+    """By kind of column: what makes a sum, `{0}`, fail where it leaves the range of its values."""
     bytewise: str = ""
     """What makes text compare by its bytes, if it does not by itself."""
 
@@ -76,7 +78,8 @@ def _updated(field: TargetField, target: Target, dialect: Dialect) -> str:
         return new
     match field.reduction:
         case Strategy.SUM:
-            return f"COALESCE({old} + {new}, {new}, {old})"
+            total = dialect.checked_sums.get(field.column.kind, "{0}").format(f"({old} + {new})")
+            return f"COALESCE({total}, {new}, {old})"
         case Strategy.MINIMIZE | Strategy.MAXIMIZE as which:
             extreme = dialect.least if which is Strategy.MINIMIZE else dialect.greatest
             how = dialect.bytewise if field.column.kind is Kind.STRING else ""

@@ -4,7 +4,8 @@
     resource   table, delta_updates
 
 Tables are STRICT: a sum that outgrows 64 bits is refused, where SQLite would else silently go on
-with a float. Tasks stage Arrow files beside the database, and the leader alone writes to it.
+with a float, and then with Infinity. Tasks stage Arrow files beside the database, and the leader
+alone writes to it.
 
 A file can be replaced under a session, which would go on writing to the one that nobody sees any
 more. So a commit first looks whether the file at the path is still the one it has open.
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +51,15 @@ from penstock.runtime.secrets import resolve
 
 _pa: Any = pyarrow
 
-_DIALECT: Final = sql.Dialect(least="min", greatest="max")  # text compares by its bytes
+_DIALECT: Final = sql.Dialect(  # text compares by its bytes
+    least="min",
+    greatest="max",
+    # A STRICT table refuses a text in a REAL column; SQLite itself would go on with Infinity.
+    checked_sums={
+        Kind.DOUBLE: f"CASE WHEN abs({{0}}) <= {sys.float_info.max!r} THEN {{0}} "
+        "WHEN {0} IS NOT NULL THEN 'overflow' END"
+    },
+)
 
 _ROWS: Final = 16_384
 
@@ -103,12 +114,18 @@ _FIXES: Final = {
     sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it, or remove it and raise `backfill`",
     sqlite3.SQLITE_CONSTRAINT: "rows break a constraint of the table: drop it, or mend the "
-    "collection; a sum that has outgrown 64 bits can be a `number`",
+    "collection; a sum that has outgrown 64 bits can be a `number`, or start over by `backfill`",
 }
 """By what SQLite calls primary result codes."""
 _TRANSIENT: Final = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 )
+
+
+_OVERFLOW: Final = re.compile(
+    r"cannot store (?:REAL value in INTEGER|TEXT value in REAL) column (.+)"
+)
+"""How a STRICT table refuses a sum that has left 64 bits, or the range of a float."""
 
 
 @contextlib.contextmanager
@@ -118,8 +135,11 @@ def _explained(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        overflow = _OVERFLOW.search(str(error))
         raise ConnectorError(
-            f"SQLite refused: {error}",
+            f"the sum in column {overflow[1]} is out of range"
+            if overflow
+            else f"SQLite refused: {error}",
             where=path,
             fix=_FIXES.get(code),
             transient=code in _TRANSIENT,
