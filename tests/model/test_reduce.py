@@ -9,20 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UserError
-from penstock.model.json_order import Json
+from penstock.model.json_order import ABSENT, Json
 from penstock.model.reduce import (
     Lookup,
     ReductionError,
     Rule,
+    State,
     Strategy,
-    combine,
     reduce_full,
 )
 from penstock.model.schema import CompiledSchema
-from penstock.testing.reductions import EXAMPLES, REFUSALS, Example, Refusal, nearly_equal
-from penstock.testing.strategies_reduce import Grown, documents
-
-NOT_ASSOCIATIVE = {"F-10 an empty array starts over"}
+from penstock.testing.reductions import (
+    EXAMPLES,
+    REFUSALS,
+    Example,
+    Refusal,
+    nearly_equal,
+    partial,
+)
+from penstock.testing.strategies_reduce import Grown, deciding, documents, starting_over
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -39,19 +44,26 @@ def test_the_state_after_each_document(example: Example) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_what_documents_combine_to(example: Example) -> None:
     want = example.combined if example.combined is not None else [example.states[-1]]
-    assert combine(example.documents, rules_of(example.schema)) == want
+    want = example.documents if example.apart else want
+    assert partial(CompiledSchema(example.schema), example.documents) == want
 
 
-@pytest.mark.parametrize(
-    "example",
-    [example for example in EXAMPLES if example.name not in NOT_ASSOCIATIVE],
-    ids=lambda example: example.name,
-)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_combining_any_tail_first_changes_nothing(example: Example) -> None:
-    lookup = rules_of(example.schema)
-    for at in range(len(example.documents) + 1):
+    schema = CompiledSchema(example.schema)
+    for at in range(len(example.documents)):
         head, tail = example.documents[:at], example.documents[at:]
-        assert reduce_full([*head, *combine(tail, lookup)], lookup) == example.states[-1]
+        combined = [*head, *partial(schema, tail)]
+        assert reduce_full(combined, schema.active_rules) == example.states[-1]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_a_stored_state_stands_for_all_that_went_into_it(example: Example) -> None:
+    lookup = rules_of(example.schema)
+    first = len(example.documents) - len(example.states) + 1
+    for at, stored in enumerate(example.states, start=first):
+        state = reduce_full(example.documents[at:], lookup, stored=stored)
+        assert state == example.states[-1]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
@@ -96,7 +108,7 @@ def test_annotations_read_back_as_written(strategy: Strategy) -> None:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Grown, list[Json]]:
-    grown = draw(documents())
+    grown = draw(st.one_of(documents(), starting_over(), deciding()))
     return grown, draw(st.lists(grown.values, min_size=1, max_size=5))
 
 
@@ -105,16 +117,17 @@ def test_documents_may_be_combined_in_any_runs_before_they_are_reduced(
     history: tuple[Grown, list[Json]], data: st.DataObject
 ) -> None:
     grown, docs = history
-    lookup = rules_of(grown.schema)
+    schema = CompiledSchema(grown.schema)
+    lookup = schema.active_rules
     cuts = sorted(data.draw(st.lists(st.integers(0, len(docs)), max_size=3)))
     runs = [docs[a:b] for a, b in zip([0, *cuts], [*cuts, len(docs)], strict=True)]
-    combined = [document for run in runs for document in combine(run, lookup)]
+    combined = [document for run in runs if run for document in partial(schema, run)]
     want = reduce_full(docs, lookup)
     assert nearly_equal(reduce_full(combined, lookup), want)
-    # A stored document stands for all that went into it.
-    at = cuts[0] if cuts else 0
-    stored = reduce_full(docs[:at], lookup)
-    assert nearly_equal(reduce_full([stored, *docs[at:]] if at else docs, lookup), want)
+    stored: State = ABSENT
+    for run in runs:
+        stored = reduce_full(partial(schema, run) if run else [], lookup, stored=stored)
+    assert nearly_equal(stored, want)
 
 
 @given(histories())
@@ -123,7 +136,7 @@ def test_reducing_does_not_change_its_operands(history: tuple[Grown, list[Json]]
     before = repr(docs)
     lookup = rules_of(grown.schema)
     reduce_full(docs, lookup)
-    combine(docs, lookup)
+    partial(CompiledSchema(grown.schema), docs)
     assert repr(docs) == before
 
 

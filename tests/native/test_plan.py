@@ -120,9 +120,7 @@ def test_each_location_has_the_cheapest_plan_that_is_exact(
             document({}, LAST), Kind.LAST, "the last document is taken whole", id="no merge"
         ),
         pytest.param(document({"n": SUMMED}), Kind.FLAT, "one aggregate per location", id="merge"),
-        pytest.param(
-            CDC, Kind.BARRIER, "because a deletion ends what may be combined", id="change data"
-        ),
+        pytest.param(CDC, Kind.BARRIER, "what acts in a document depends on it", id="change data"),
         pytest.param(
             {**CDC, "if": {"properties": {"id": {"format": "email"}}}},
             Kind.FOLD,
@@ -138,7 +136,7 @@ def test_each_location_has_the_cheapest_plan_that_is_exact(
         pytest.param(
             document({"n": SUMMED}, {"strategy": "merge", "associative": False}),
             Kind.FLAT,
-            "partial reductions: PY fold, because documents that are not associative",
+            "documents stay apart until the stored one is known: a reduction is not associative",
             id="not associative",
         ),
     ],

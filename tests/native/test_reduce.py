@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.json_order import ABSENT, Json
-from penstock.model.reduce import ReductionError, combine, reduce_full
+from penstock.model.reduce import ReductionError, reduce_full
 from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.plan import ReductionPlan, compile_reduction
-from penstock.native.reduce import flag_column, reduce_dataframe, reduction_errors
+from penstock.native.reduce import Reduction, flag_column, reduce_dataframe, reduction_errors
 from penstock.testing.reductions import (
     EXAMPLES,
     LAST,
@@ -28,8 +28,15 @@ from penstock.testing.reductions import (
     Refusal,
     document,
     nearly_equal,
+    partial,
 )
-from penstock.testing.strategies_reduce import Grown, documents, flat_leaves, starting_over
+from penstock.testing.strategies_reduce import (
+    Grown,
+    deciding,
+    documents,
+    flat_leaves,
+    starting_over,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -131,13 +138,14 @@ def test_examples_reduce_on_spark_by_their_plan_and_by_the_fold(
 
 @pytest.mark.parametrize(
     "example",
-    [example for example in EXAMPLES if example.combined is not None],
+    [example for example in EXAMPLES if example.combined is not None or example.apart],
     ids=lambda example: example.name,
 )
 def test_examples_combine_on_spark(spark: SparkSession, example: Example) -> None:
     plan = plans_of(example.schema)[0]
     combined = reduced(spark, plan, [example.documents], full=False)
-    assert nearly_equal(combined, [list(example.combined or [])]), plan.explain()
+    want = example.documents if example.apart else example.combined
+    assert nearly_equal(combined, [list(want or [])]), plan.explain()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
@@ -171,11 +179,7 @@ def check(
     order = Order(parts=bool(seed % 2))
     got = reduced(spark, plan, groups, full=full, order=order, seed=seed)
     for group, outcome in zip(groups, got, strict=True):
-        want = (
-            [reduce_full(group, schema.active_rules)]
-            if full
-            else combine(group, schema.active_rules)
-        )
+        want = [reduce_full(group, schema.active_rules)] if full else partial(schema, group)
         assert nearly_equal(outcome, want), f"{plan.explain()}\n{group}\n{outcome}\n{want}"
 
 
@@ -201,6 +205,43 @@ def test_documents_that_start_over_reduce_as_the_reference_does(
     spark: SparkSession, history: tuple[Grown, list[list[Json]], int], full: bool
 ) -> None:
     check(spark, *history, full=full)
+
+
+@JOBS
+@given(histories(deciding()), st.booleans())
+def test_documents_in_which_a_condition_decides_reduce_as_the_reference_does(
+    spark: SparkSession, history: tuple[Grown, list[list[Json]], int], full: bool
+) -> None:
+    check(spark, *history, full=full)
+
+
+@JOBS
+@given(histories(st.one_of(starting_over(), deciding())), st.integers(0, 4))
+def test_a_stored_state_is_no_document(
+    spark: SparkSession, history: tuple[Grown, list[list[Json]], int], cut: int
+) -> None:
+    """However the documents of a key are split into transactions, by the plan and by the fold."""
+    from pyspark.sql import functions as f
+
+    grown, groups, _ = history
+    schema = CompiledSchema(grown.schema)
+    want = [[reduce_full(group, schema.active_rules)] for group in groups]
+    split = [
+        (reduce_full(group[:cut], schema.active_rules), group[cut:])
+        for group in groups
+        if len(group) > cut
+    ]
+    want = [state for group, state in zip(groups, want, strict=True) if len(group) > cut]
+    if not split:
+        return
+    for plan in plans_of(grown.schema):
+        rows = frame(spark, plan, [[{} if s is ABSENT else s, *rest] for s, rest in split])
+        gone = [f"k{i:03}" for i, (state, _) in enumerate(split) if state is ABSENT]
+        rows = rows.where((f.col("$seq") > 0) | ~f.col("id").isin(gone))
+        reduction = Reduction(
+            plan, order=[f.col("$seq")], full=True, stored=f.col("$seq") == f.lit(0)
+        )
+        assert nearly_equal(outcomes(plan, reduction.apply(rows), full=True), want), plan.explain()
 
 
 @JOBS

@@ -9,9 +9,10 @@ Two forms:
 
 - *full*: the LHS is the whole prior state, or provably nothing precedes it. Deleted locations
   disappear, and what a set remembers of removals is dropped.
-- *partial* ("combine"): more may precede. Tombstones and residuals stay, so that reducing the
-  combined documents later gives what reducing each of them would have:
-  `reduce(reduce(a, b), c) == reduce(a, combine(b, c))`, for schemas that are associative at all.
+- *partial* ("combine"): more may precede. What a set removed stays, so that reducing the combined
+  document later gives what reducing each of them would have:
+  `reduce(reduce(a, b), c) == reduce(a, combine(b, c))`. Only documents whose rules are all alike
+  are combined (`model.acting`).
 
 Native Spark plans are optimisations of this module, proven equal to it by property tests. So it is
 written to be obviously right: one function per strategy, no caching, no cleverness.
@@ -151,39 +152,36 @@ class ReductionError(UserError):
 
 
 def reduce_full(
-    documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = ""
+    documents: Iterable[Json],
+    lookup: Lookup,
+    key: State = ABSENT,
+    at: str = "",
+    *,
+    stored: State = ABSENT,
 ) -> State:
     """The state after all documents of one key, in read order; ABSENT if they end in a deletion.
 
-    A loaded document is simply the first of them. `at` is where they are, if they are not whole
-    documents but values at some location; the pointers of `lookup` then begin there.
+    `stored` is the state before them. It is not a document: no rule acts on it again, though it
+    may look like a document that deletes. `at` is where the documents are, if they are values at
+    some location and not whole; the pointers of `lookup` then begin there.
     """
-    state: State = ABSENT
+    state = stored
     for document in documents:
         state = _Step(active=lookup(document), full=True, key=key).reduce(state, document, at)
     return ABSENT if state is ABSENT else _settled(state, at, key)
 
 
-def combine(
-    documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = ""
-) -> list[Json]:
-    """The fewest documents that reduce, after any prior state, to what `documents` would.
+def combine(documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = "") -> Json:
+    """The document that reduces, after any prior state, to what `documents` would.
 
-    Usually one. A document that deletes ends a run: what follows it starts afresh, which only a
-    full reduction can do. A document that is not associative is a run of its own.
+    There is at least one of them, and `why_not_combined` of their schema is None.
     """
-    runs: list[Json] = []
-    joinable = False
+    state: State = ABSENT
     for document in documents:
-        active = lookup(document)
-        alone = any(not rule.associative for rule in active.values())
-        before = runs.pop() if joinable and not alone else ABSENT
-        state = _Step(active=active, full=False, key=key).reduce(before, document, at)
-        if state is ABSENT:
-            raise Bug("a partial reduction keeps what it deletes")
-        runs.append(state)
-        joinable = not alone and not any(rule.delete for rule in active.values())
-    return [_settled(run, at, key) for run in runs]
+        state = _Step(active=lookup(document), full=False, key=key).reduce(state, document, at)
+    if state is ABSENT:
+        raise Bug("documents that delete are not combined")
+    return _settled(state, at, key)
 
 
 class _Total(int):
@@ -202,7 +200,7 @@ class _Step:
         """Reduce one location. A missing `lhs` takes the RHS, brought into the strategy's order."""
         rule = self.active.get(at, _REPLACE)
         if rule.delete:
-            return ABSENT if self.full else rhs
+            return ABSENT
         match rule.strategy:
             case Strategy.LAST_WRITE_WINS:
                 return rhs

@@ -34,9 +34,19 @@ BATCH_ROWS = 1024
 
 
 def fold_documents(
-    plan: ReductionPlan, rows: DataFrame, *, keys: list[str], order: str, flag: str, full: bool
+    plan: ReductionPlan,
+    rows: DataFrame,
+    *,
+    keys: list[str],
+    order: str,
+    stored: str,
+    flag: str,
+    full: bool,
 ) -> DataFrame:
-    """Fold the documents of each key; the last column is `flag`, as `reduce_dataframe` says."""
+    """Fold the documents of each key; the last column is `flag`, as `reduce_dataframe` says.
+
+    `stored` is the column that tells a stored state from a document.
+    """
     text, layout = plan.schema.text, plan.columns
     flag_type = t.BooleanType() if full else t.IntegerType()
     schema = t.StructType([*spark_schema(layout).fields, t.StructField(flag, flag_type)])
@@ -49,8 +59,8 @@ def fold_documents(
         named = (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in batches)
         outcomes = (
             outcome
-            for key, group in itertools.groupby(_documents(named, layout, keys), _key_of)
-            for outcome in _outcomes((document for _, document in group), key, lookup, full=full)
+            for key, group in itertools.groupby(_documents(named, layout, keys, stored), _key_of)
+            for outcome in _outcomes(group, key, lookup, full=full)
         )
         while chunk := list(itertools.islice(outcomes, BATCH_ROWS)):
             yield _batch(chunk, layout, flag, full=full)
@@ -60,13 +70,20 @@ def fold_documents(
     return by_position.mapInArrow(run, schema)
 
 
+_Row = tuple[tuple[Any, ...], bool, Json]
+"""A key, whether this is its stored state, and that or a document."""
+
+
 def _documents(
-    batches: Iterator[pa.RecordBatch], layout: Layout, keys: list[str]
-) -> Iterator[tuple[tuple[Any, ...], Json]]:
+    batches: Iterator[pa.RecordBatch], layout: Layout, keys: list[str], stored: str
+) -> Iterator[_Row]:
     for batch in batches:
         parts = [[_json(v) for v in batch.column(name).to_pylist()] for name in keys]
         yield from zip(
-            zip(*parts, strict=True), map(json.loads, to_json(batch, layout)), strict=True
+            zip(*parts, strict=True),
+            batch.column(stored).to_pylist(),
+            map(json.loads, to_json(batch, layout)),
+            strict=True,
         )
 
 
@@ -74,21 +91,20 @@ def _json(value: Any) -> Any:  # noqa: ANN401
     return int(value) if isinstance(value, Decimal) else value
 
 
-def _key_of(row: tuple[tuple[Any, ...], Json]) -> tuple[Any, ...]:
+def _key_of(row: _Row) -> tuple[Any, ...]:
     return row[0]
 
 
 def _outcomes(
-    documents: Iterator[Json],
-    key: tuple[Any, ...],
-    lookup: Callable[[Json], Active],
-    *,
-    full: bool,
+    rows: Iterator[_Row], key: tuple[Any, ...], lookup: Callable[[Json], Active], *, full: bool
 ) -> Iterator[tuple[Json, bool | int, tuple[Any, ...]]]:
-    """The documents that a key comes to, with the flag of each."""
+    """The document that a key comes to, with its flag."""
+    _, is_stored, first = next(rows)
+    documents: Iterator[Json] = (document for _, _, document in rows)
+    if not is_stored:
+        documents = itertools.chain([first], documents)
     if not full:
-        for run, document in enumerate(combine(documents, lookup, list(key))):
-            yield document, run, key
+        yield combine(documents, lookup, list(key)), 0, key
         return
     last: Json = None
 
@@ -98,7 +114,7 @@ def _outcomes(
             last = document
             yield document
 
-    state = reduce_full(remembered(), lookup, list(key))
+    state = reduce_full(remembered(), lookup, list(key), stored=first if is_stored else ABSENT)
     yield (last, True, key) if state is ABSENT else (state, False, key)
 
 
@@ -166,8 +182,7 @@ def _state(
 ) -> State:
     if full or not values:
         return reduce_full(values, lookup, key, at)
-    (combined,) = combine(values, lookup, key, at)
-    return combined
+    return combine(values, lookup, key, at)
 
 
 _IS_NULL = t.StructField("is_null", t.BooleanType())

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.model import columns, pointer
+from penstock.model.acting import acting_rules, fixed_rule, why_not_combined
 from penstock.model.columns import Column
 from penstock.model.infer import infer
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.schema import CompiledSchema
-from penstock.model.shape import ANY, Reduction, Shape
+from penstock.model.shape import ANY, Shape
 from penstock.native import sql
 from penstock.native.predicate import predicate
 
@@ -132,7 +133,8 @@ class ReductionPlan:
     """How documents of one key become one.
 
     `root` None takes the last document whole. `fold` says why whole documents must go through
-    Python, and then nothing else counts; `fold_partial` says it of partial reductions alone.
+    Python, and then neither root nor barrier counts. `apart` says why a partial reduction leaves
+    documents as they are: they are reduced in order once the stored one is known.
     """
 
     schema: CompiledSchema
@@ -141,7 +143,7 @@ class ReductionPlan:
     root: Members | Extreme | None
     barrier: Barrier | None = None
     fold: str | None = None
-    fold_partial: str | None = None
+    apart: str | None = None
 
     @property
     def kind(self) -> Kind:
@@ -164,11 +166,12 @@ class ReductionPlan:
     def explain(self) -> str:
         """The plan of each location, for people."""
         if self.fold is not None:
-            return f"{Kind.FOLD.value}: whole documents go through Python, because {self.fold}"
-        lines = [f"{self.kind.value}: {_SAID[self.kind]}"]
-        lines += [f"  {node.at or '/'}: {_how(node)}" for node in walk(self.root)]
-        if self.fold_partial is not None:
-            lines.append(f"  partial reductions: {Kind.FOLD.value}, because {self.fold_partial}")
+            lines = [f"{Kind.FOLD.value}: whole documents go through Python, because {self.fold}"]
+        else:
+            lines = [f"{self.kind.value}: {_SAID[self.kind]}"]
+            lines += [f"  {node.at or '/'}: {_how(node)}" for node in walk(self.root)]
+        if self.apart is not None:
+            lines.append(f"  documents stay apart until the stored one is known: {self.apart}")
         return "\n".join(lines)
 
 
@@ -224,14 +227,9 @@ def compile_reduction(schema: CompiledSchema, key: Sequence[str]) -> ReductionPl
     root: Members | Extreme | None = None
     barrier: Barrier | None = None
     fold: str | None = None
-    fold_partial: str | None = None
-    if any(not rule.associative for rule in _rules_below(shape)):
-        fold_partial = "documents that are not associative are kept apart"
     try:
         if shape.fixed_reduction() == "conditional":
             barrier, root = _barrier(schema.schema, layout)
-            if barrier.deletes != sql.FALSE:
-                fold_partial = "a deletion ends what may be combined"
         else:
             root = _root(shape, layout)
     except _NeedsFold as why:
@@ -243,12 +241,12 @@ def compile_reduction(schema: CompiledSchema, key: Sequence[str]) -> ReductionPl
         root=root,
         barrier=barrier,
         fold=fold,
-        fold_partial=fold_partial,
+        apart=why_not_combined(shape),
     )
 
 
 def _root(shape: Shape, layout: Column) -> Members | Extreme | None:
-    rule = _rule(shape)
+    rule = fixed_rule(shape)
     if rule is None or rule.delete:
         raise _NeedsFold("every document deletes")
     match rule.strategy:
@@ -271,7 +269,7 @@ def _barrier(schema: Mapping[str, Any], layout: Column) -> tuple[Barrier, Member
     merging: list[Members] = []
     for condition, branch in _branches(schema, layout):
         shape = infer(branch)
-        rule = _rule(shape)
+        rule = fixed_rule(shape)
         if rule is None:
             raise _NeedsFold("conditions on the document are nested")
         if rule.delete:
@@ -325,17 +323,9 @@ def _also(base: Mapping[str, Any], branch: Any) -> dict[str, Any]:  # noqa: ANN4
     return {**base, "allOf": [*base.get("allOf", []), branch]}
 
 
-def _rule(shape: Shape) -> Rule | None:
-    """The rule that acts at a location in every document; None if documents differ."""
-    fixed = shape.fixed_reduction()
-    if fixed is None:
-        return Rule()
-    return Rule.parse(dict(fixed.annotation)) if isinstance(fixed, Reduction) else None
-
-
 def _node(shape: Shape, column: Column | None, at: str) -> Node:
     """The plan of one location below a merging object."""
-    rule = _rule(shape)
+    rule = fixed_rule(shape)
     if rule is None:
         raise _NeedsFold(f"what acts at {at} depends on the document")
     if rule.delete:
@@ -391,7 +381,7 @@ def _unnamed_are_replaced(shape: Shape) -> bool:
     """Whether members without a name, which are stored as text, are taken as they come."""
     objects = shape.objects
     unnamed = [below for _, below in objects.patterns] + [objects.additional or ANY]
-    return all(_rule(below) == Rule() for below in unnamed)
+    return all(fixed_rule(below) == Rule() for below in unnamed)
 
 
 def _members(shape: Shape, column: Column, at: str) -> Members:
@@ -476,34 +466,6 @@ def _is_ordered(column: Column, path: tuple[str, ...]) -> bool:
 
 def _fold(why: str, shape: Shape, column: Column, at: str) -> Fold:
     """Python for one location: possible where no condition decides what acts below it."""
-    if any(rule is None or rule.delete for rule in _acting_below(shape)):
+    if any(rule is None or rule.delete for rule in acting_rules(shape)):
         raise _NeedsFold(f"what acts at or below {at} deletes, or depends on the document")
     return Fold(at=at, why=why, column=column, shape=shape)
-
-
-def _acting_below(shape: Shape) -> Iterator[Rule | None]:
-    """The rules that can come to act at a location and below it; None where documents differ."""
-    rule = _rule(shape)
-    yield rule
-    descends = rule is None or rule.key or rule.strategy in (Strategy.MERGE, Strategy.SET)
-    if not descends:
-        return
-    if shape.cut:
-        yield None
-        return
-    for below in _children(shape):
-        yield from _acting_below(below)
-
-
-def _children(shape: Shape) -> Iterator[Shape]:
-    yield from (member.shape for member in shape.properties.values())
-    yield from (below for _, below in shape.objects.patterns)
-    yield from shape.arrays.prefix
-    yield from (s for s in (shape.objects.additional, shape.arrays.items) if s is not None)
-
-
-def _rules_below(shape: Shape) -> Iterator[Rule]:
-    """Every rule a schema names, whether it can act or not."""
-    yield from (Rule.parse(dict(reduction.annotation)) for reduction in shape.reductions)
-    for below in _children(shape):
-        yield from _rules_below(below)

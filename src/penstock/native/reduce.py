@@ -57,22 +57,33 @@ class Reduction:
 
     The result has the columns of documents, then `flag_column`: of a full reduction, whether the
     document is deleted (its columns are then those of the deletion); of a partial one, the
-    position among the documents of the key.
+    position among the documents of the key. `stored` tells which row of a key is its stored state:
+    the first, and not a document, so that no rule acts on it again.
 
     All frames that one `Reduction` is applied to have the same columns. Its expressions are made
     for the first of them and kept: each is many calls into the JVM, which would be more work than
     a small frame itself. Those of containers depend on the frame, and are made each time.
     """
 
-    def __init__(self, plan: ReductionPlan, *, order: Sequence[Column], full: bool) -> None:
+    def __init__(
+        self,
+        plan: ReductionPlan,
+        *,
+        order: Sequence[Column],
+        full: bool,
+        stored: Column | None = None,
+    ) -> None:
         self._plan = plan
         self._order = order
         self._full = full
+        self._stored = f.lit(False) if stored is None else stored
         self._steps: Sequence[_Step] | None = None
 
     def apply(self, df: DataFrame) -> DataFrame:
         """The documents of `df`, reduced. Nothing is read yet."""
-        steps = self._steps or _steps(self._plan, df, order=self._order, full=self._full)
+        steps = self._steps or _steps(
+            self._plan, df, order=self._order, stored=self._stored, full=self._full
+        )
         if not self._plan.has_elements:
             self._steps = steps
         for step in steps:
@@ -84,7 +95,7 @@ _Step = Callable[[DataFrame], DataFrame]
 
 
 def _steps(
-    plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
+    plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], stored: Column, full: bool
 ) -> Sequence[_Step]:
     known = set(df.columns)
     scratch = _Scratch(plan)
@@ -93,7 +104,11 @@ def _steps(
     ordered = order[0] if len(order) == 1 else f.struct(*order)
     beside = [*keys, ordered.alias(scratch.order)]
     selecting = _selecting([*map(column, names), *beside])
-    if plan.fold is not None or (plan.fold_partial is not None and not full):
+    if plan.apart is not None and not full:
+        return [_numbering(plan, [*map(column, names)], keys, ordered)]
+    if plan.fold is not None or plan.barrier is not None:
+        selecting = _selecting([*map(column, names), *beside, stored.alias(scratch.stored)])
+    if plan.fold is not None:
         return [selecting, _folding(plan, scratch, full=full)]
     types = df.select(*beside).schema
     extremes = any(isinstance(node, Extreme) for node in walk(plan.root))
@@ -110,8 +125,22 @@ def _steps(
 def _folding(plan: ReductionPlan, scratch: _Scratch, *, full: bool) -> _Step:
     flag = flag_column(plan, full=full)
     return lambda rows: fold_documents(
-        plan, _completed(rows, plan), keys=scratch.keys, order=scratch.order, flag=flag, full=full
+        plan,
+        _completed(rows, plan),
+        keys=scratch.keys,
+        order=scratch.order,
+        stored=scratch.stored,
+        flag=flag,
+        full=full,
     )
+
+
+def _numbering(
+    plan: ReductionPlan, names: Sequence[Column], keys: Sequence[Column], order: Column
+) -> _Step:
+    """Documents as they are, each with its position among those of its key."""
+    position = f.row_number().over(Window.partitionBy(*keys).orderBy(order)) - 1
+    return _selecting([*names, position.alias(flag_column(plan, full=False))])
 
 
 def _selecting(columns: Sequence[Column]) -> _Step:
@@ -171,6 +200,7 @@ class _Scratch:
             prefix += "$"
         self.prefix = prefix
         self.order = f"{prefix}ord"
+        self.stored = f"{prefix}stored"
         self.deletes = f"{prefix}deletes"
         self.keys = [f"{prefix}k{i}" for i in range(len(plan.key))]
 
@@ -258,7 +288,8 @@ def _from_barrier(rows: DataFrame, barrier: Barrier, scratch: _Scratch) -> DataF
     A deletion that nothing follows stays, alone, so that its key is not forgotten.
     """
     order = f.col(scratch.order)
-    rows = rows.withColumn(scratch.deletes, f.expr(barrier.deletes))
+    deletes = f.expr(barrier.deletes) & ~f.col(scratch.stored)
+    rows = rows.withColumn(scratch.deletes, deletes)
     starts = f.col(scratch.deletes) | f.expr(barrier.replaces)
     window = Window.partitionBy(*scratch.keys)
     start, end = f"{scratch.prefix}start", f"{scratch.prefix}end"

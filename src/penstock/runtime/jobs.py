@@ -175,6 +175,8 @@ _UNREADABLE: Final = f"{UnreadableDocument.__module__}.{UnreadableDocument.__nam
 _PACKED: Final = "$key"
 _SHARD: Final = "$shard"
 _ORDER: Final = "$order"
+_STORED: Final = 0
+"""The order of what is stored: before all documents."""
 
 
 _Batches = Iterator[pyarrow.RecordBatch]
@@ -410,7 +412,10 @@ def _with_loaded(
         _loader(work.errand, workers, identity, shards),
         t.StructType([*layout.fields, order]),
     )
-    return Reduction(work.plan, order=[f.col(_ORDER)], full=True).apply(both)
+    reduction = Reduction(
+        work.plan, order=[f.col(_ORDER)], full=True, stored=f.col(_ORDER) == _STORED
+    )
+    return reduction.apply(both)
 
 
 # ------------------------------------------------------------------------------------- in tasks
@@ -444,12 +449,12 @@ def _loader(
             ) as loader,
         ):
             for batch in batches:
-                order = pc.add(batch.column(work.run).cast(pa.int64()), 1)
+                order = pc.add(batch.column(work.run).cast(pa.int64()), _STORED + 1)
                 documents = batch.select(schema.names)
                 yield pa.RecordBatch.from_arrays([*documents.columns, order], schema=whole)
                 for stored in _loaded(work, loader, batch, last):
                     rows = to_arrow([json.loads(text) for text in stored], work.root)
-                    first = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+                    first = pa.repeat(pa.scalar(_STORED, pa.int64()), rows.num_rows)
                     yield pa.RecordBatch.from_arrays([*rows.columns, first], schema=whole)
                 if batch.num_rows:
                     last = batch.column(_PACKED)[-1].as_py()

@@ -31,6 +31,7 @@ from penstock.runtime.connector import Attempt, Materialization, Session, Staged
 from penstock.runtime.materialize.build import BoundTarget, Built, build
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.project import project
+from penstock.testing.reductions import partial
 
 Document = dict[str, Any]
 Connect = Callable[[Endpoint, str], Materialization]
@@ -183,13 +184,16 @@ def _rows(
         stored = _loaded(bound, [_document(some[0]) for some in groups.values()], workers, attempt)
         before = by_key(bound.plan.key, stored)
         return [
-            _reduced(reduce_full([*before.get(key, ()), *some], lookup), some[-1])
+            _reduced(
+                reduce_full(some, lookup, stored=next(iter(before.get(key, ())), ABSENT)), some[-1]
+            )
             for key, some in groups.items()
         ]
-    combined = [combine(some, lookup) for some in groups.values()]
-    if bound.mode is not Mode.DELTA and any(len(some) != 1 for some in combined):
-        raise Bug("documents of a key that is not loaded combine to one")
-    return [(_document(one), False) for some in combined for one in some]
+    if bound.mode is Mode.DELTA:
+        return [
+            (_document(one), False) for some in groups.values() for one in partial(schema, some)
+        ]
+    return [(_document(combine(some, lookup)), False) for some in groups.values()]
 
 
 def _reduced(state: Json | Any, last: Json) -> tuple[Document, bool]:  # noqa: ANN401 - or ABSENT

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from penstock.model.acting import why_not_combined
 from penstock.model.json_order import ABSENT, Absent, Json
+from penstock.model.reduce import combine
+from penstock.model.schema import CompiledSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,8 @@ class Example:
     """The full states after the last documents, one each; ABSENT where the document is deleted."""
     combined: Sequence[Json] | None = None
     """What all documents combine to, where that differs from the last state."""
+    apart: bool = False
+    """Whether they are not combined at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ def _value(
     documents: list[Json],
     states: list[Json],
     combined: Json | Absent = ABSENT,
+    *,
+    apart: bool = False,
 ) -> Example:
     return Example(
         name=name,
@@ -66,6 +73,7 @@ def _value(
         documents=[_at_v(value) for value in documents],
         states=[_at_v(value) for value in states],
         combined=None if combined is ABSENT else [_at_v(combined)],
+        apart=apart,
     )
 
 
@@ -117,6 +125,33 @@ CDC = {
         "w": {"type": "integer"},
     },
     "if": {"properties": {"_meta": {"properties": {"op": {"const": "d"}}}}},
+    "then": {"reduce": {"strategy": "merge", "delete": True}},
+    "else": {"reduce": MERGE},
+}
+
+
+_SET_OR_ADD = {
+    "type": "object",
+    "required": ["id", "op"],
+    "reduce": MERGE,
+    "properties": {
+        "id": {"type": "string"},
+        "op": {"enum": ["add", "set"]},
+        "n": {"type": "integer"},
+    },
+    "if": {"properties": {"op": {"const": "add"}}},
+    "then": {"properties": {"n": {"reduce": SUM}}},
+}
+
+_DELETED_BY_ZERO = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "string"},
+        "n": {"type": "integer", "reduce": SUM},
+        "w": {"type": "integer"},
+    },
+    "if": {"required": ["n"], "properties": {"n": {"const": 0}}},
     "then": {"reduce": {"strategy": "merge", "delete": True}},
     "else": {"reduce": MERGE},
 }
@@ -229,6 +264,7 @@ EXAMPLES: list[Example] = [
         },
         [[0, 1], [2], None, [5]],
         [[0, 1], [0, 1, 2], None, None],
+        apart=True,
     ),
     _value(
         "F-10 an empty array starts over",
@@ -242,13 +278,14 @@ EXAMPLES: list[Example] = [
         },
         [[1, 2], [], [3]],
         [[1, 2], [], [3]],
-        combined=[3],
+        apart=True,
     ),
     Example(
         name="F-11 the branch of oneOf that passed decides (sum)",
         schema=_ACTIONS,
         documents=_docs({"action": "sum", "value": 5}, {"action": "sum", "value": -1.2}),
         states=_docs({"action": "sum", "value": 5}, {"action": "sum", "value": 3.8}),
+        apart=True,
     ),
     Example(
         name="F-11 the branch of oneOf that passed decides (reset)",
@@ -263,6 +300,7 @@ EXAMPLES: list[Example] = [
             {"action": "reset", "value": 0},
             {"action": "reset", "value": 1.3},
         ),
+        apart=True,
     ),
     _value(
         "F-12 a set removes, then adds",
@@ -308,7 +346,7 @@ EXAMPLES: list[Example] = [
         schema=CDC,
         documents=[_cdc("c", v=1), _cdc("u", w=2), _cdc("d"), _cdc("c", v=9)],
         states=[_cdc("c", v=1), _cdc("u", v=1, w=2), ABSENT, _cdc("c", v=9)],
-        combined=[_cdc("d"), _cdc("c", v=9)],
+        apart=True,
     ),
     _value(
         "F-16 schemas of scalars unite their types",
@@ -391,7 +429,7 @@ EXAMPLES: list[Example] = [
         [[{"k": 1, "n": 1}, {"k": 2, "n": 2}], [{"k": 1, "n": 6}, {"k": 2, "n": 2}]],
     ),
     _value(
-        "R-9 a deleted member disappears and stays as tombstone in a combine",
+        "R-9 a deleted member disappears",
         {
             "type": "object",
             "reduce": MERGE,
@@ -404,7 +442,7 @@ EXAMPLES: list[Example] = [
         },
         [{"a": 1, "b": 1}, {"a": None, "b": 1}],
         [{"a": 1, "b": 1}, {"b": 2}],
-        combined={"a": None, "b": 2},
+        apart=True,
     ),
     Example(
         name="R-10 what is not associative is never combined",
@@ -413,7 +451,41 @@ EXAMPLES: list[Example] = [
         ),
         documents=_docs({"n": 1}, {"n": 2}),
         states=_docs({"n": 1}, {"n": 3}),
-        combined=_docs({"n": 1}, {"n": 2}),
+        apart=True,
+    ),
+    Example(
+        name="R-11 what one document adds another may set, and the sum is not what was set",
+        schema=_SET_OR_ADD,
+        documents=_docs({"op": "add", "n": 10}, {"op": "set", "n": 5}, {"op": "add", "n": 1}),
+        states=_docs({"op": "add", "n": 10}, {"op": "set", "n": 5}, {"op": "add", "n": 6}),
+        apart=True,
+    ),
+    Example(
+        name="R-12 a total that looks like a deletion is none",
+        schema=_DELETED_BY_ZERO,
+        documents=_docs({"n": 5, "w": 1}, {"n": -5}, {"w": 2}, {"n": 0}, {"w": 3}),
+        states=[
+            *_docs({"n": 5, "w": 1}, {"n": 0, "w": 1}, {"n": 0, "w": 2}),
+            ABSENT,
+            *_docs({"w": 3}),
+        ],
+        apart=True,
+    ),
+    _value(
+        "R-13 a member whose total looks like a deletion stays",
+        {
+            "type": "object",
+            "reduce": MERGE,
+            "additionalProperties": {
+                "type": "integer",
+                "if": {"const": 0},
+                "then": {"reduce": {"strategy": "lastWriteWins", "delete": True}},
+                "else": {"reduce": SUM},
+            },
+        },
+        [{"a": 5, "b": 1}, {"a": -5}, {"b": 1}, {"a": 0}],
+        [{"a": 5, "b": 1}, {"a": 0, "b": 1}, {"a": 0, "b": 2}, {"b": 2}],
+        apart=True,
     ),
 ]
 
@@ -489,6 +561,13 @@ REFUSALS: list[Refusal] = [
         "jsonSchemaMerge expects two schemas",
     ),
 ]
+
+
+def partial(schema: CompiledSchema, documents: Sequence[Json]) -> list[Json]:
+    """What a partial reduction leaves of the documents of one key."""
+    if why_not_combined(schema.shape) is not None:
+        return list(documents)
+    return [combine(documents, schema.active_rules)]
 
 
 def nearly_equal(a: object, b: object) -> bool:

@@ -275,3 +275,55 @@ def starting_over(draw: st.DrawFn) -> Grown:
         schema=schema,
         values=st.tuples(grown.values, ops).map(lambda both: {**both[0], "op": both[1]}),
     )
+
+
+@st.composite
+def deciding(draw: st.DrawFn) -> Grown:
+    """Documents in which a condition decides what acts: on `/op`, or on the value itself.
+
+    Conditions are of any kind, also such as a combined document would meet differently.
+    """
+    rules = st.sampled_from(
+        [
+            *({"strategy": name} for name in ("sum", "minimize", *_WINNERS[:2])),
+            {"strategy": "lastWriteWins", "delete": True},
+        ]
+    )
+    by_value = {
+        "type": "integer",
+        "if": {"const": draw(st.sampled_from([0, 1, 2]))},
+        "then": {"reduce": draw(rules)},
+        "else": {"reduce": draw(rules)},
+    }
+    ops = {name: {"properties": {"n": {"reduce": draw(rules)}}} for name in ("x", "y")}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "required": ["id", "op"],
+        "properties": {
+            "id": {"type": "string"},
+            "op": {"enum": ["x", "y"]},
+            "n": {"type": "integer"},
+            "v": by_value,
+        },
+        "if": {"properties": {"op": {"const": "x"}}},
+        "then": ops["x"],
+        "else": ops["y"],
+    }
+    if draw(st.booleans()):
+        schema["reduce"] = {"strategy": "merge"}
+    else:
+        schema["then"] = {**ops["x"], "reduce": {"strategy": "merge"}}
+        schema["else"] = {**ops["y"], "reduce": draw(st.sampled_from(_ROOT_RULES))}
+    small = st.integers(-2, 2)
+    values = st.fixed_dictionaries(
+        {"id": st.just("k"), "op": st.sampled_from("xy")}, optional={"n": small, "v": small}
+    )
+    return Grown(schema=schema, values=values)
+
+
+_ROOT_RULES: list[dict[str, Any]] = [
+    {"strategy": "merge"},
+    {"strategy": "lastWriteWins"},
+    {"strategy": "merge", "delete": True},
+    {"strategy": "merge", "associative": False},
+]

@@ -259,8 +259,8 @@ def _first_hidden(column: Column, at: str, shown: set[str]) -> str | None:
 def _why_not_pushdown(plan: ReductionPlan) -> str | None:
     if plan.fold is not None:
         return f"whole documents are reduced one by one, because {plan.fold}"
-    if plan.barrier is not None:
-        return "documents may start over, or delete"
+    if plan.apart is not None:
+        return f"documents are reduced one after the other, because {plan.apart}"
     if not isinstance(plan.root, Members):
         return "only the extreme documents of a key count"
     return None
