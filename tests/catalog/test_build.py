@@ -154,7 +154,7 @@ materializations:
         priority: 1
       - {resource: {table: b}, source: acme/orders, fields: {recommended: false}, disable: true}
       - {resource: {table: c}, source: acme/orders, onIncompatibleSchemaChange: disableTask}
-    shards: {minTxnDuration: 10s, logLevel: debug, count: 4, flags: {b: "2", a: "1"}}
+    shards: {minTxnDuration: 10s, logLevel: debug, count: 4, flags: {enable-runtime-v2: "true"}}
 storageMappings:
   acme/: {stores: [{provider: LOCAL, path: /data}, {provider: S3, bucket: old, prefix: x/}]}
 """,
@@ -180,7 +180,11 @@ storageMappings:
     assert second.disable
     assert third.on_incompatible == "disableTask"
     assert task.shards == Shards(
-        min_txn_s=10, max_txn_s=300, log_level="debug", flags=(("a", "1"), ("b", "2")), count=4
+        min_txn_s=10,
+        max_txn_s=300,
+        log_level="debug",
+        flags=(("enable-runtime-v2", "true"),),
+        count=4,
     )
     assert catalog.storage == (
         StorageMapping(

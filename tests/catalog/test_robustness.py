@@ -74,7 +74,7 @@ CATALOG: dict[str, Any] = json.loads("""
         }
       ],
       "triggers": {"config": [{"url": "u", "payloadTemplate": "p", "headers": {"h": "${env:P}"}}]},
-      "shards": {"minTxnDuration": "1s", "flags": {"f": "x"}}
+      "shards": {"minTxnDuration": "1s", "flags": {"enable-runtime-v2": "true"}}
     }
   },
   "tests": {

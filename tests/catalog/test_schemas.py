@@ -122,7 +122,7 @@ type: object
 required: [id, name]
 properties:
   id: {type: integer}
-  name: {type: string, reduce: {strategy: firstWriteWins}}
+  name: {type: string, reduce: {strategy: firstWriteWins}, redact: {strategy: sha256}}
   mode: {oneOf: [{type: string}, {type: integer}]}
   next: {$ref: '#/$defs/next'}
 not: {required: [forbidden]}
@@ -161,6 +161,15 @@ def test_the_relaxed_schema_keeps_the_key_and_the_annotations(tmp_path: Path) ->
     assert not accepts(found, {"id": "x"})
     name = infer(found.value).properties["name"].shape
     assert [r.strategy for r in name.reductions] == ["firstWriteWins"]
+
+
+def test_what_was_redacted_as_it_was_written_is_not_redacted_again_as_it_is_read(
+    tmp_path: Path,
+) -> None:
+    written = infer(read_schema(tmp_path, f"{{$ref: '{WRITE}'}}").value)
+    found = infer(read_schema(tmp_path, f"{{$ref: '{RELAXED}'}}").value)
+    assert written.properties["name"].shape.redact == "sha256"
+    assert found.properties["name"].shape.redact is None
 
 
 def test_the_inferred_schema_is_open_until_documents_are_seen(tmp_path: Path) -> None:

@@ -111,6 +111,12 @@ MONEY = {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 999}
         ),
         pytest.param(obj(a=MONEY), obj(a={**MONEY, "multipleOf": 0.001}), [], id="more decimals"),
         pytest.param(obj(a=MONEY), obj(a=NUMBER), [], id="decimals to doubles"),
+        pytest.param(
+            obj(a={"type": "array", "maxItems": 0, "items": NUMBER}),
+            obj(a={"type": "array", "items": INTEGER}),
+            [],
+            id="items of an array that has none",
+        ),
     ],
 )
 def test_a_change_is_allowed_or_refused_where_it_is(

@@ -97,7 +97,16 @@ SHARDS = Key(
             "logLevel": Key(
                 "What the task logs.", Choice(("error", "warn", "info", "debug", "trace"))
             ),
-            "flags": Key("Switches, such as enable-runtime-v2.", _texts_by("flags")),
+            "flags": Key(
+                "Switches.",
+                Record(
+                    "flags",
+                    {
+                        "enable-runtime-v2": Key("Run it by the leader, as all tasks are.", TEXT),
+                        "drop-runtime-v1-rollback": Key("Keep nothing of another runtime.", TEXT),
+                    },
+                ),
+            ),
             "count": Key("How many shards split the range of keys.", Whole(1)),
             "hotStandbys": _no_effect(Whole()),
             "ringBufferSize": _no_effect(Whole()),

@@ -33,7 +33,7 @@ _MAPS_OF_SCHEMAS = frozenset(
 )
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE = ("if", "then", "else", "not")
-_RESTRICTIONS = frozenset({"type", "required", "format", "not"})
+_RESTRICTIONS = frozenset({"type", "required", "format", "not", "redact"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,8 @@ def bundle(
 def relaxed(write: BuiltSchema, shape: Shape, key: Sequence[str]) -> BuiltSchema:
     """The write schema without required, type and format, but for what makes the key a key.
 
-    Its annotations stay: that is what it is for, beside an inferred schema that restricts.
+    Its annotations stay: that is what it is for, beside an inferred schema that restricts. Only
+    `redact` goes: what is read was redacted as it was written, and must not be a second time.
     """
     loose = _strip(write.value)
     loose["allOf"] = [*loose.get("allOf", []), *(_key_schema(shape, pointer) for pointer in key)]
