@@ -114,3 +114,11 @@ def test_it_may_be_closed_twice(tmp_path: Path) -> None:
     p = penstock.open(data=tmp_path)
     p.close()
     p.close()
+
+
+@pytest.mark.parametrize("document", [order(1, note="\ud800"), {"\udfff": 1, **order(2)}])
+def test_half_a_surrogate_pair_is_told_as_that(
+    here: penstock.Penstock, document: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        here.append("acme/orders", [document])

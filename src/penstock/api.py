@@ -240,5 +240,12 @@ def _lines(documents: Iterable[Mapping[str, Any]]) -> bytes:
             json.dumps(document, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             for document in documents
         )
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UserError(
+            "nothing was appended: a document is not JSON",
+            why=f"{half!r} is half of a surrogate pair, and no character",
+            fix="decode what it came from as UTF-16, or write U+FFFD in its place",
+        ) from None
     except (TypeError, ValueError) as error:
         raise UserError("nothing was appended: a document is not JSON", why=str(error)) from None

@@ -156,3 +156,22 @@ def test_a_process_that_dies_before_its_commit_appended_nothing(data: Path) -> N
             process.communicate(stdin, timeout=120)
         assert process.returncode == 137
         assert ids(data, "acme/plain") == committed
+
+
+def test_a_partition_value_that_no_path_holds_is_refused_and_nothing_is_appended(
+    data: Path,
+) -> None:
+    documents = [*orders(4), {"id": 9, "region": "x" * 300}]
+    salt = ("--redact-salt", "c2FsdA==")
+    done = penstock("append", "acme/orders", *salt, data=data, stdin=jsonl(documents))
+    assert done.returncode == 1
+    assert "a value of the partition region of acme/orders is too long" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ids(data) == []
+
+
+def test_half_a_surrogate_pair_is_told_as_that(data: Path) -> None:
+    done = penstock("append", "acme/plain", data=data, stdin=b'{"id": 1, "x": "\\ud800"}\n')
+    assert done.returncode == 1
+    assert "stdin:1" in done.stderr
+    assert "\\ud800 is half of a surrogate pair" in done.stderr

@@ -41,6 +41,8 @@ def test_limit_and_selector(data: Path) -> None:
     limited = penstock("read", "acme/orders", "--limit", "4", data=data)
     assert [line["id"] for line in limited.lines] == [0, 2, 4, 1]
     assert penstock("read", "acme/orders", "--limit", "0", data=data).stdout == ""
+    every = penstock("read", "acme/orders", "--limit", "9" * 20, data=data)
+    assert (every.returncode, len(every.lines)) == (0, 6), every.stderr
     us = penstock("read", "acme/orders", "--selector", "region=us", data=data)
     assert [line["id"] for line in us.lines] == [1, 3, 5]
 

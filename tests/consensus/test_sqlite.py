@@ -19,7 +19,7 @@ from penstock.consensus import sqlite
 from penstock.consensus.backend import Backend
 from penstock.consensus.coalesce import GroupCommitOptions
 from penstock.consensus.sqlite import SqliteBackend
-from penstock.consensus.store import SCAN_ALL, Consensus, ErrorKind
+from penstock.consensus.store import SCAN_ALL, Consensus, ConsensusError, Determinate, ErrorKind
 from penstock.errors import Unavailable, UserError
 
 
@@ -271,3 +271,44 @@ def test_a_probe_creates_nothing(tmp_path: Path) -> None:
 
 async def _open_and_close(path: Path) -> None:
     await (await SqliteBackend.open(path)).close()
+
+
+async def test_a_damaged_file_is_told_at_once_and_not_tried_again(tmp_path: Path) -> None:
+    """Whichever page is damaged: everything is as it was, or the error says what to do."""
+    original, page = tmp_path / "c.db", 4096
+    store = DirectConsensus(await SqliteBackend.open(original))
+    keys = [f"k/{number}" for number in range(40)]
+    for key in keys:
+        assert await store.compare_and_set(key, V(0, b"x" * 300)) is COMMITTED
+    await store.close()
+    content = original.read_bytes()
+    told: list[ConsensusError | Unavailable] = []
+    for at in range(page, len(content), page):
+        damaged = tmp_path / f"{at}.db"
+        damaged.write_bytes(content[:at] + os.urandom(page) + content[at + page :])
+        try:
+            store = DirectConsensus(await SqliteBackend.open(damaged))
+        except Unavailable as error:
+            told.append(error)
+            continue
+        try:
+            for key in keys:
+                await store.head(key)
+        except ConsensusError as error:
+            told.append(error)
+        await store.close()
+    assert {type(error) for error in told} == {Unavailable, Determinate}
+    assert all("docs/backup.md" in str(error) for error in told)
+    assert all(error.kind.final for error in told if isinstance(error, ConsensusError))
+
+
+async def test_a_file_that_another_process_holds_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)
+    path = tmp_path / "c.db"
+    await (await SqliteBackend.open(path)).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unavailable, match="another process holds it"):
+            await SqliteBackend.open(path)

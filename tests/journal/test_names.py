@@ -74,9 +74,21 @@ def test_bad_collection_names_are_refused(collection: str) -> None:
         JournalName.of(collection, {})
 
 
+@pytest.mark.parametrize("value", ["ü" * 40, "x" * 300, "a/b" * 60])
+def test_a_value_that_no_path_can_hold_is_refused_with_what_to_do(value: str) -> None:
+    with pytest.raises(UserError, match="shorter values") as refused:
+        JournalName.of("acme/orders", {"text": value})
+    assert "partition text of acme/orders" in str(refused.value)
+
+
 def test_a_name_that_is_too_long_says_what_to_do() -> None:
     with pytest.raises(UserError, match="shorter values"):
-        JournalName.of("acme/orders", {"text": "ü" * 300})
+        JournalName.of("acme/orders", dict.fromkeys("abc", "x" * 200))
+
+
+def test_a_long_journal_that_is_there_can_be_read() -> None:
+    name = f"acme/orders/text={'x' * 300}/pivot=00"
+    assert str(JournalName.parse(name, "acme/orders")) == name
 
 
 @pytest.mark.parametrize(

@@ -236,3 +236,18 @@ def test_annotations_below_a_recursion_are_found() -> None:
     }
     active = strategies_of(schema, {"below": [{"below": [{"n": 1}]}]})
     assert active["/below/0/below/0/n"] is Strategy.SUM
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (r'{"x": "\ud800"}', r"\ud800"),
+        (r'{"x": "\uDFFF!"}', r"\uDFFF"),
+        (r'{"x": "\ud83d\ude00\ud83d", "y": 1}', r"\ud83d"),
+        (r'{"x": "\\\ud800"}', r"\ud800"),
+        (r'{"x": "\\ud800", }', None),
+    ],
+)
+def test_half_a_surrogate_pair_is_told_as_that(text: str, half: str | None) -> None:
+    ((_, (violation,)),) = read_documents(CompiledSchema({"type": "object"}), [text])
+    assert (f"{half} is half of a surrogate pair" in violation.message) is (half is not None)

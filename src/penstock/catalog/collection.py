@@ -9,6 +9,7 @@ from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.schemas import RELAXED, WRITE, BuiltSchema, bundle, relaxed
 from penstock.catalog.scope import Known, check_key
+from penstock.journal.names import SEGMENT_BYTES_MAX, encode_value
 from penstock.model import pointer as pointers
 from penstock.model.check import check_schema
 from penstock.model.infer import infer
@@ -168,6 +169,13 @@ def _projection(
     partition = reading.flag(node, "partition")
     if partition:
         check_key(at, f'partition field "{name}" ({location})', location, shape, sources)
+        if len(encode_value(name)) > SEGMENT_BYTES_MAX // 2:
+            sources.error(
+                at,
+                "E-FIELD",
+                f'"{name[:40]}…" is too long for a partition: journals are named by it',
+                hint=f"at most {SEGMENT_BYTES_MAX // 2} bytes; letters beyond ASCII count three",
+            )
     return Field(name=name, location=location, declared=True, partition=partition)
 
 

@@ -24,6 +24,7 @@ from penstock.catalog.kinds import (
     Whole,
 )
 from penstock.catalog.rewrites import derive_instead, python_instead
+from penstock.journal.names import SEGMENT_BYTES_MAX
 
 # --- words ---
 
@@ -36,6 +37,7 @@ NAME = Text(
     pattern=rf"{_PART}(/{_PART})*",
     code="E-NAME",
     hint="letters, digits, - _ . in parts that are joined by /",
+    path_bytes_max=SEGMENT_BYTES_MAX - len("name="),  # tasks write about themselves by their names
 )
 PART = Text(
     expected='a name such as "fromOrders"',

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from penstock.catalog.nodes import Node
+from penstock.journal.names import encode_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Text:
     pattern: str = ""
     code: str = "E-TYPE"
     hint: str | None = None
+    path_bytes_max: int | None = None
+    """The most bytes it may have where it is one part of a path (`journal.names`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,8 @@ class _Checker:
             case Text(), str() as text:
                 if kind.pattern and not re.fullmatch(kind.pattern, text):
                     self._mismatch(node, kind)
+                else:
+                    self._check_size(text, node, kind, at_key=False)
             case Choice(), str() as word:
                 if word not in kind.words:
                     hint = did_you_mean(word, kind.words)
@@ -204,6 +209,16 @@ class _Checker:
             self._report(
                 member, names.code, f'"{name}" is not {names.expected}', names.hint, at_key=True
             )
+        else:
+            self._check_size(name, member, names, at_key=True)
+
+    def _check_size(self, text: str, node: Node, kind: Text, *, at_key: bool) -> None:
+        limit = kind.path_bytes_max
+        if limit is None or (size := len(encode_value(text))) <= limit:
+            return
+        message = f'"{text[:40]}…" is too long: {size} bytes in a path, and {limit} are the most'
+        hint = "shorten it; / and letters beyond ASCII count three bytes and more"
+        self._report(node, kind.code, message, hint, at_key=at_key)
 
     def _check_record(self, node: Node, record: Record) -> None:
         for name, member in node.members.items():

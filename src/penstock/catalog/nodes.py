@@ -209,6 +209,8 @@ class _Composer:
             return 'quote a value that contains ": ", and check the indentation'
         if "cannot start any token" in problem:
             return "quote a value that begins with @, `, % or a tab"
+        if "escape code" in problem:
+            return "half of a surrogate pair is no character: write both halves, or U+FFFD"
         if "block" in problem or "expected ':'" in problem:
             return "check the indentation, and that every key is followed by a colon"
         return None

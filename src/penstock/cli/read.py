@@ -48,7 +48,7 @@ def read(
         ),
     ] = "",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="End after so many documents.")
+        int | None, typer.Option("--limit", min=0, help="Stop after this many documents.")
     ] = None,
     with_meta: Annotated[
         bool, typer.Option("--with-meta", help="With the UUID of each document, at /_meta/uuid.")
@@ -106,7 +106,7 @@ async def _read(
             selector=selected,
             uncommitted=uncommitted,
         )
-        left = sys.maxsize if limit is None else limit
+        left = sys.maxsize if limit is None else min(limit, sys.maxsize)
         async with aclosing(reader.follow() if follow else reader.read()) as found:
             while left > 0 and (rows := await anext(found, None)) is not None:
                 batch = rows.batch.slice(0, left)

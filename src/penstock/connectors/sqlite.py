@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import re
 import sqlite3
 import sys
@@ -171,8 +172,8 @@ class SqliteWorkers:
 
 
 def _owner(task: str) -> str:
-    """A directory name for a task: nothing in it leads elsewhere."""
-    return task.encode().hex()
+    """A directory name for a task: short, and nothing in it leads elsewhere."""
+    return hashlib.sha256(task.encode()).hexdigest()
 
 
 class SqliteStager:

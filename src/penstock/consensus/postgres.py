@@ -539,6 +539,8 @@ _KINDS = {
     "55P03": ErrorKind.CONFLICT,
     "57014": ErrorKind.TIMEOUT,
     "25006": ErrorKind.UNAVAILABLE,
+    "XX001": ErrorKind.DAMAGED,
+    "XX002": ErrorKind.DAMAGED,
 }
 
 

@@ -414,8 +414,23 @@ def _cannot_open(path: Path, error: Exception) -> Unavailable:
         "the consensus store cannot be opened",
         where=f"sqlite:///{path}",
         why=cause_chain(error),
-        fix="name a file on a local disk that this user may write",
+        fix=_FIXES.get(_code(error)) if isinstance(error, sqlite3.Error) else None,
     )
+
+
+_RESTORE = "the file is damaged: restore it from a backup (docs/backup.md says how)"
+_BUSY = "another process holds it: wait for it, or find and stop it"
+_FIXES = {
+    sqlite3.SQLITE_BUSY: _BUSY,
+    sqlite3.SQLITE_LOCKED: _BUSY,
+    sqlite3.SQLITE_CORRUPT: _RESTORE,
+    sqlite3.SQLITE_NOTADB: "the file is something else, or damaged: name another one, or restore "
+    "it from a backup (docs/backup.md says how)",
+    sqlite3.SQLITE_FULL: "free some space on its disk",
+    sqlite3.SQLITE_CANTOPEN: "name a file on a local disk that this user may write",
+    sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
+    sqlite3.SQLITE_IOERR: "is the disk full, or broken?",
+}
 
 
 def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
@@ -527,6 +542,8 @@ _KINDS = {
     sqlite3.SQLITE_CANTOPEN: ErrorKind.UNAVAILABLE,
     sqlite3.SQLITE_IOERR: ErrorKind.UNAVAILABLE,
     sqlite3.SQLITE_TOOBIG: ErrorKind.TOO_LARGE,
+    sqlite3.SQLITE_CORRUPT: ErrorKind.DAMAGED,
+    sqlite3.SQLITE_NOTADB: ErrorKind.DAMAGED,
 }
 
 

@@ -199,6 +199,7 @@ class ErrorKind(enum.Enum):
     UNAUTHENTICATED = "not authenticated"
     PERMISSION_DENIED = "permission denied"
     STORE_RESET = "the store was created anew"
+    DAMAGED = "the store is damaged; restore it from a backup (docs/backup.md)"
     UNAVAILABLE = "unavailable"
     TIMEOUT = "no answer in time"
     INTERNAL = "internal error"
@@ -216,6 +217,7 @@ _FINAL = frozenset(
         ErrorKind.UNAUTHENTICATED,
         ErrorKind.PERMISSION_DENIED,
         ErrorKind.STORE_RESET,
+        ErrorKind.DAMAGED,
     }
 )
 

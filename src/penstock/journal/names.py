@@ -25,6 +25,9 @@ PartitionValue = str | int | bool | None
 NAME_BYTES_MAX: Final = 480
 """Leaves room for the prefixes of consensus keys, which have at most 512 bytes."""
 
+SEGMENT_BYTES_MAX: Final = 240
+"""Of each part between slashes: file systems have names of at most 255 bytes."""
+
 KEY_HASH_MAX: Final = 0xFFFFFFFF
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -88,7 +91,20 @@ class JournalName:
     def of(
         cls, collection: str, partitions: Mapping[str, PartitionValue], key_begin: int = 0
     ) -> Self:
-        """The partition with these values, in whatever order they are given."""
+        """The partition with these values, in whatever order they are given.
+
+        A new journal: unlike one that is there, it must not be refused by a file system later on.
+        """
+        for field, value in sorted(partitions.items()):
+            size = len(encode_value(field)) + len("=") + len(encode_value(value))
+            if size > SEGMENT_BYTES_MAX:
+                raise UserError(
+                    f"a value of the partition {field} of {collection} is too long",
+                    where=f"{field}={str(value)[:60]}…",
+                    why=f"it takes {size} bytes in the name of a journal, and {SEGMENT_BYTES_MAX} "
+                    "are the most; characters beyond letters, digits and -_. take three and more",
+                    fix="partition by a field with shorter values",
+                )
         return cls(
             collection=collection,
             partitions=tuple(sorted(partitions.items())),

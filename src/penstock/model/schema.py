@@ -190,10 +190,23 @@ def read_documents(
         try:
             document = decode(text)
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-            message = f"is not a JSON document: {e}"
+            half = _half_a_pair(text)
+            why = str(e) if half is None else f"{half} is half of a surrogate pair, no character"
+            message = f"is not a JSON document: {why}"
             yield None, (Violation(pointer="", schema_pointer="", message=message),)
             continue
         yield document, () if is_valid(document) else schema.violations(document)
+
+
+_ESCAPE = re.compile(rb"\\\\|\\u(d[89ab]..)\\u(d[c-f]..)|\\u(d[89a-f]..)", re.IGNORECASE)
+"""An escaped backslash, which begins no other escape; a surrogate pair; half of one."""
+
+
+def _half_a_pair(text: str | bytes) -> str | None:
+    """The first escape in a text that is half of a surrogate pair: msgspec calls it truncated."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    halves = (found[3] for found in _ESCAPE.finditer(data) if found[3])
+    return next((f"\\u{half.decode(errors='replace')}" for half in halves), None)
 
 
 _decoder = msgspec.json.Decoder()
