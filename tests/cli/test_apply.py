@@ -90,3 +90,45 @@ def test_a_mistake_is_told_and_nothing_is_recorded(
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr
     assert not (here / ".penstock").exists()
+
+
+IDLE = (  # noqa: S608 - a catalog
+    CATALOG
+    + """
+  acme/doubled:
+    key: [/id]
+    schema: {type: object, required: [id], properties: {id: {type: integer}}}
+    derive:
+      using: {spark: {}}
+      transforms: [{name: all, source: acme/orders, lambda: "SELECT * FROM source"}]
+captures:
+  acme/files:
+    endpoint: {connector: {image: penstock/capture-files, config: {path: in}}}
+    bindings: []
+  acme/off:
+    endpoint: {connector: {image: penstock/capture-files, config: {path: in}}}
+    bindings: []
+    shards: {disable: true}
+materializations:
+  acme/lake:
+    endpoint: {connector: {image: penstock/materialize-iceberg, config: {path: lake}}}
+    bindings: []
+"""
+)
+
+
+def test_tasks_that_cannot_run_here_are_named(here: Path) -> None:
+    (here / "catalog.yaml").write_text(IDLE)
+    done = penstock("apply", "catalog.yaml", cwd=here)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[1:] == [
+        "acme/files is only recorded: captures do not run yet",
+        "acme/doubled is only recorded: derivations do not run yet",
+        "acme/lake is only recorded: there is no connector penstock/materialize-iceberg",
+    ]
+    told = json.loads(penstock("apply", "catalog.yaml", "--json", cwd=here).stdout)
+    assert [each["name"] for each in told["cannot_run"]] == [
+        "acme/files",
+        "acme/doubled",
+        "acme/lake",
+    ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,7 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.catalog.desired import Applied
+    from penstock.connectors.builtin import Idle
     from penstock.model.spec import Catalog
 
 _COLUMNS = (Column("CHANGE"), Column("KIND"), Column("NAME"), Column("BEFORE"), Column("AFTER"))
@@ -47,6 +50,7 @@ def apply(
     Example: penstock apply catalog.yaml --dry-run
     """
     from penstock.catalog.build import load_catalog
+    from penstock.connectors.builtin import idle_tasks
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
@@ -54,12 +58,15 @@ def apply(
     environ = None if without_secrets else os.environ
     catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside)
     applied = asyncio.run(_apply(settings, catalog, dry_run=dry_run))
+    idle = idle_tasks(catalog)
     if settings.json:
-        print_json(report(applied, dry_run=dry_run))
+        print_json(report(applied, idle, dry_run=dry_run))
         return
     rows = [[text or "-" for text in change.values()] for change in changes(applied)]
     print_table(_COLUMNS, rows)
     stderr.print(summary(applied, dry_run=dry_run), markup=False)
+    for each in idle:
+        stderr.print(f"{each.name} is only recorded: {each.why}", markup=False)
 
 
 async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> Applied:
@@ -70,9 +77,14 @@ async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> Appl
         return await desired.apply(store, catalog, check=fits_documents(store), dry_run=dry_run)
 
 
-def report(applied: Applied, *, dry_run: bool) -> dict[str, object]:
+def report(applied: Applied, idle: Sequence[Idle], *, dry_run: bool) -> dict[str, object]:
     """The result for machines."""
-    return {"version": applied.version, "dry_run": dry_run, "changes": changes(applied)}
+    return {
+        "version": applied.version,
+        "dry_run": dry_run,
+        "changes": changes(applied),
+        "cannot_run": [dataclasses.asdict(each) for each in idle],
+    }
 
 
 def changes(applied: Applied) -> list[dict[str, str | None]]:

@@ -88,11 +88,14 @@ async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> list[TaskRun]:
     from penstock.batch import Reins, make_world, materializations, run_until
+    from penstock.connectors.builtin import idle_tasks
     from penstock.journal.follower import current_revision
 
     async with opened(settings, create=bool(settings.catalog)) as store:
         catalog = await current_catalog(store, settings)
         specs = materializations(catalog, names)
+        for each in () if names else idle_tasks(catalog):
+            stderr.print(f"{each.name} does not run: {each.why}", markup=False)
         world = make_world(settings, store, ends=True)
         revision = await current_revision(store)
         reins = Reins()

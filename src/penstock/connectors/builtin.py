@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import UserError
 from penstock.model.json_order import Json
-from penstock.model.spec import Endpoint
+from penstock.model.spec import Catalog, Endpoint
 from penstock.runtime.connector import Materialization
 
 _MATERIALIZATIONS: Final = {
@@ -20,14 +21,58 @@ _MATERIALIZATIONS: Final = {
 _Make = Callable[..., Materialization]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """A task that is recorded and cannot run."""
+
+    kind: str
+    name: str
+    why: str
+
+
+def idle_tasks(catalog: Catalog) -> list[Idle]:
+    """The tasks of a catalog that are meant to run, and that this release does not run."""
+    planned = [
+        *(("capture", spec.name, spec.shards) for spec in catalog.captures),
+        *(
+            ("derivation", spec.name, spec.derivation.shards)
+            for spec in catalog.derivations
+            if spec.derivation
+        ),
+    ]
+    found = [
+        Idle(kind=kind, name=name, why=f"{kind}s do not run yet")
+        for kind, name, shards in planned
+        if not shards.disable
+    ]
+    found += [
+        Idle(kind="materialization", name=spec.name, why=_no_connector(spec.endpoint))
+        for spec in catalog.materializations
+        if not spec.shards.disable and _place(spec.endpoint) is None
+    ]
+    return found
+
+
+def _name(endpoint: Endpoint) -> str:
+    """A registry path counts by its last part, without its tag."""
+    return (endpoint.image or "").rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
+
+
+def _place(endpoint: Endpoint) -> str | None:
+    return _MATERIALIZATIONS.get(_name(endpoint)) if endpoint.kind == "connector" else None
+
+
+def _no_connector(endpoint: Endpoint) -> str:
+    return f"there is no connector {endpoint.image or endpoint.kind}"
+
+
 def materialization(endpoint: Endpoint, task: str) -> Materialization:
-    """The connector of an endpoint. A registry path counts by its last part, without its tag."""
-    name = (endpoint.image or "").rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
-    place = _MATERIALIZATIONS.get(name)
-    if endpoint.kind != "connector" or place is None:
-        near = difflib.get_close_matches(name, _MATERIALIZATIONS, n=1)
+    """The connector of an endpoint."""
+    place = _place(endpoint)
+    if place is None:
+        near = difflib.get_close_matches(_name(endpoint), _MATERIALIZATIONS, n=1)
         raise UserError(
-            f"there is no connector {endpoint.image or endpoint.kind}",
+            _no_connector(endpoint),
             where=f"materialization {task}: endpoint",
             fix=f"did you mean penstock/{near[0]}?"
             if near
