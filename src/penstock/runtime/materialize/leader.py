@@ -34,6 +34,7 @@ from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
+from penstock.journal.selector import MisnamedJournal
 from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
@@ -107,6 +108,9 @@ T = TypeVar("T")
 Log = StateLog[Entries, tuple[Op, ...]]
 
 _LEADS = failpoints.declare("leader.after-epoch", "a leader has taken the recovery log over")
+_SUPERSEDED = failpoints.declare(
+    "leader.after-supersede", "positions are dropped of tables that a backfill will empty"
+)
 _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
 _APPLIED = failpoints.declare("leader.after-apply", "the endpoint was applied to, not recorded yet")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
@@ -196,8 +200,8 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     store = world.scratch or world.planner.journals.store
     log: Log = await StateLog.lead(store, recovery_key(built.name), RecoveryMachine())
     failpoints.hit(_LEADS)
-    state_keys = {each.binding.index: each.binding.state_key for each in built.targets}
-    recorder = _Recorder(log, Layout(state_keys))
+    recorder = _Recorder(log, _layout(built))
+    await recorder.supersede()
     state = await _apply(built, recorder.recovered, recorder, control)
     endpoint = await asyncio.to_thread(
         built.connector.open, built.task, epoch=_epoch(log), state=state
@@ -212,6 +216,18 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
             return await session.run(recovered)
     finally:
         await asyncio.to_thread(endpoint.close)
+
+
+def _layout(built: Built) -> Layout:
+    bindings = {binding.index: binding for binding in built.bindings}
+
+    def reads(index: int, journal: str) -> bool:
+        try:
+            return bindings[index].reads(journal)
+        except MisnamedJournal:
+            return True  # the shuffle says what is wrong with it
+
+    return Layout({index: binding.state_key for index, binding in bindings.items()}, reads)
 
 
 def _epoch(log: Log) -> int:
@@ -241,8 +257,14 @@ class _Recorder:
 
     async def append(self, record: Persist) -> None:
         with uncollected():
-            ops_ = self.layout.encode(record)
+            ops_ = self.layout.encode(record, self.log.state)
         await self.log.append(lambda _: ops_)
+
+    async def supersede(self) -> None:
+        """Drop positions of tables that are to be emptied: before they are, and for good."""
+        if superseded := self.layout.supersede(self.log.state):
+            await self.log.append(lambda _: superseded)
+            failpoints.hit(_SUPERSEDED)
 
     async def prune(
         self, recovered: Recovered, journals: Journals, collections: Iterable[str]
