@@ -344,7 +344,9 @@ def test_a_journal_that_is_not_selected_any_more_is_not_replayed() -> None:
 def test_where_a_transaction_without_commits_has_read_to_is_kept() -> None:
     """The next session says nothing of the span, unless its writer does."""
     entries = persisted(
-        Persist(committed_close=Clock(20), committed_frontier=frontier(A=(position(P1, 20, 0, -3),))),
+        Persist(
+            committed_close=Clock(20), committed_frontier=frontier(A=(position(P1, 20, 0, -3),))
+        ),
         Persist(hinted_close=Clock(30), hinted_frontier=frontier(A=(position(P2, 1, 0, 4),))),
     )
     record = reconcile(LAYOUT.decode(entries), None, endpoint_commits=False)
