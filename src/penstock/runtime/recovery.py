@@ -45,7 +45,7 @@ import numpy as np
 from penstock.errors import PenstockError, UserError
 from penstock.journal.transaction import Intents
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
-from penstock.model.durable import prepare_resume, prune_producers
+from penstock.model.durable import PRUNE_BYTES, prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
@@ -556,6 +556,7 @@ def prune(
     *,
     byte_position: Callable[[str, int], int],
     retired: Container[Producer] = frozenset(),
+    prune_bytes: int = PRUNE_BYTES,
 ) -> Recovered:
     """Without the producers that will not be heard of again; those that were hinted stay."""
     hinted = recovered.hinted_frontier.table
@@ -567,7 +568,9 @@ def prune(
         offset=np.zeros(len(hinted.producer), np.int64),
     )
     guarded = recovered.committed_frontier.reduce(Frontier(table=guards))
-    kept = prune_producers(guarded, byte_position=byte_position, retired=retired)
+    kept = prune_producers(
+        guarded, byte_position=byte_position, retired=retired, prune_bytes=prune_bytes
+    )
     return replace(recovered, committed_frontier=_common(recovered.committed_frontier, kept))
 
 

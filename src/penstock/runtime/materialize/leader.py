@@ -30,7 +30,6 @@ from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.garbage import uncollected
 from penstock.journal.blobs import spark_root
-from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
@@ -78,7 +77,7 @@ from penstock.runtime.materialize.messages import (
 from penstock.runtime.materialize.state import Done, Idle, Leader
 from penstock.runtime.materialize.work import Jobs, Progress, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
-from penstock.runtime.pruning import pruned
+from penstock.runtime.pruning import TASKS, Pruning, pruned
 from penstock.runtime.recovery import (
     NO_INTENTS,
     EndpointCheckpoint,
@@ -157,6 +156,7 @@ class World:
     """Where recovery logs are, if not beside the journals: of a preview, which publishes nothing
     either, and leaves nothing behind in the journals' store."""
     shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
+    pruning: Pruning = Pruning()  # noqa: RUF009 - frozen
 
 
 class Ended(enum.Enum):
@@ -192,7 +192,7 @@ class Control:
 
 def recovery_key(task: str) -> str:
     """The key of a task's recovery log."""
-    return f"task/{task}"
+    return f"{TASKS}{task}"
 
 
 async def run_session(built: Built, world: World, control: Control) -> Ended:
@@ -208,9 +208,7 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     )
     try:
         failpoints.hit(_OPENED)
-        recovered = await recorder.prune(
-            await _reconciled(built, endpoint, recorder), world.planner.journals, built.collections
-        )
+        recovered = await recorder.prune(await _reconciled(built, endpoint, recorder), built, world)
         async with _publishing(built, world) as publishing:
             session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
@@ -266,11 +264,11 @@ class _Recorder:
             await self.log.append(lambda _: superseded)
             failpoints.hit(_SUPERSEDED)
 
-    async def prune(
-        self, recovered: Recovered, journals: Journals, collections: Iterable[str]
-    ) -> Recovered:
+    async def prune(self, recovered: Recovered, built: Built, world: World) -> Recovered:
         """Forget the writers that will not be heard of again, here and in the log."""
-        kept = await pruned(recovered, journals, collections)
+        kept = await pruned(
+            recovered, world.planner, built.collections, now=world.now(), options=world.pruning
+        )
         if forgotten := self.layout.forget(self.log.state, kept.committed_frontier):
             await self.log.append(lambda _: forgotten)
             _log.info("forgot the positions of %d writers of long ago", len(forgotten))
