@@ -2,7 +2,7 @@
 
 Sums show whatever is lost or doubled: a table is right if it equals what an oracle works out by
 hand. A short run by default; `PENSTOCK_CHAOS_SECONDS` makes it 200,000 documents and 20 kills, for
-PostgreSQL too.
+PostgreSQL too, and kills beside compaction, garbage collection and catalog edits for so long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,13 @@ class Endpoint:
 
     image: str
     config: Document
-    rows: Callable[[], dict[Any, Document]]
+    table: Callable[[str, str], dict[Any, Document]]
+    """The rows of a table, by a column."""
     before_commit: str
     """The crash point with the endpoint's transaction open."""
+
+    def rows(self) -> dict[Any, Document]:
+        return self.table("accounts", "account")
 
 
 @pytest.fixture(
@@ -66,7 +70,16 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Endpoint:
 def sqlite_endpoint(directory: Path) -> Endpoint:
     there = Place(directory, None)  # type: ignore[arg-type]
     config = {"path": there.database()}
-    return Endpoint("sqlite", config, lambda: there.table("accounts"), "sqlite.before-commit")
+
+    def table(name: str, by: str) -> dict[Any, Document]:
+        return there.table(name, *_shown(by), key=by)
+
+    return Endpoint("sqlite", config, table, "sqlite.before-commit")
+
+
+def _shown(by: str) -> list[str]:
+    """The columns that `reduced` has, by this one."""
+    return ["count", "total", "top", *(["region"] if by == "account" else [])]
 
 
 def postgres_endpoint(url: str) -> Endpoint:
@@ -78,14 +91,14 @@ def postgres_endpoint(url: str) -> Endpoint:
         "password": parts["password"],
     }
 
-    def rows() -> dict[Any, Document]:
+    def table(name: str, by: str) -> dict[Any, Document]:
         with psycopg.connect(url, row_factory=dict_row) as connection:
             found = connection.execute(
-                "SELECT account, count, total::bigint, top, region FROM accounts"
+                f'SELECT *, total::bigint AS total FROM "{name}"'  # type: ignore[arg-type]  # noqa: S608
             ).fetchall()
-        return {row.pop("account"): row for row in found}
+        return {row[by]: {column: row[column] for column in _shown(by)} for row in found}
 
-    return Endpoint("postgres", config, rows, "postgres.before-commit")
+    return Endpoint("postgres", config, table, "postgres.before-commit")
 
 
 def apply(place: Place, endpoint: Endpoint) -> None:
@@ -103,10 +116,10 @@ def the_seed() -> int:
 class Tree:
     """`penstock run`, with its JVM and the Python workers of that: a session of processes."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *options: str) -> None:
         command: list[str | Path] = [
             Path(sys.executable).parent / "penstock", "run", "--data", place.settings.data,
-            "--master", "local[2]",
+            "--master", "local[2]", *options,
         ]  # fmt: skip
         self._log = (place.directory / "run.log").open("ab")
         self._process = subprocess.Popen(
@@ -205,6 +218,159 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
     assert appended == DOCUMENTS
     assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), told
     assert place.counted("acme/accounts") == DOCUMENTS, told
+
+
+# ------------------------------------------------------- kills beside upkeep and edited catalogs
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A binding, as the catalog has it now."""
+
+    source: str
+    table: str
+    by: str = "account"
+    backfill: int = 0
+    disabled: bool = False
+
+    @property
+    def spec(self) -> Document:
+        return {
+            "source": self.source,
+            "resource": {"table": self.table},
+            "fields": {"recommended": True, "groupBy": [self.by]},
+            "backfill": self.backfill,
+            "disable": self.disabled,
+        }
+
+
+BINDINGS = (
+    Bound("acme/accounts", "accounts"),
+    Bound("acme/accounts", "regions", by="region"),
+    Bound("acme/others", "others"),
+)
+COLLECTIONS = {"acme/accounts": ACCOUNTS, "acme/others": ACCOUNTS}
+UPKEEP_KILLS = 2
+"""Of a short run."""
+
+
+def edited(rng: random.Random, bindings: tuple[Bound, ...]) -> tuple[Bound, ...]:
+    """The bindings in another order, and some of them otherwise; one is enabled at least."""
+    changed = [
+        replace(each, disabled=not each.disabled) if rng.random() < 0.4
+        else replace(each, backfill=each.backfill + 1) if rng.random() < 0.1
+        else each
+        for each in rng.sample(bindings, len(bindings))
+    ]  # fmt: skip
+    if all(each.disabled for each in changed):
+        changed[0] = replace(changed[0], disabled=False)
+    return tuple(changed)
+
+
+def grow_old(place: Place) -> None:
+    """Hours pass for objects of the blob store that were written half a minute ago."""
+    now_s = time.time()
+    for path in (place.settings.data / "blobs").rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and path.stat().st_mtime < now_s - 30:
+                os.utime(path, (now_s - 3 * 3600, now_s - 3 * 3600))
+
+
+class Upkeep:
+    """`penstock compact` and `penstock gc`, now and then, beside everything else."""
+
+    def __init__(self, place: Place, rng: random.Random) -> None:
+        self._place, self._rng = place, rng
+        self._running: subprocess.Popen[bytes] | None = None
+        self.ended: dict[str, int] = {}
+
+    def go_on(self) -> None:
+        """Start the next one, when the last has ended."""
+        if self._running is not None and self._running.poll() is None:
+            return
+        self.wait()
+        grow_old(self._place)
+        what = self._rng.choice(("compact", "gc"))
+        command: list[str | Path] = [
+            Path(sys.executable).parent / "penstock", what, "--data", self._place.settings.data
+        ]  # fmt: skip
+        command += ["--grace", "2h"] if what == "gc" else []
+        self._what = what
+        with (self._place.directory / "upkeep.log").open("ab") as log:
+            self._running = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        if self._running is not None:
+            said = (self._place.directory / "upkeep.log").read_text
+            assert self._running.wait(timeout=300) == 0, said()
+            self.ended[self._what] = self.ended.get(self._what, 0) + 1
+            self._running = None
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, long_only])]
+)
+def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    seed = the_seed()
+    rng = random.Random(seed)
+    place = Place(tmp_path, None)  # type: ignore[arg-type]
+    endpoint = (
+        sqlite_endpoint(tmp_path)
+        if kind == "sqlite"
+        else postgres_endpoint(request.getfixturevalue("postgres_url"))
+    )
+    log, upkeep = tmp_path / "run.log", Upkeep(place, rng)
+    bindings = BINDINGS
+    appended = kills = runs = edits = 0
+
+    def apply_edited(after: tuple[Bound, ...]) -> None:
+        views = task(endpoint.image, endpoint.config, [bound.spec for bound in after])
+        place.apply(COLLECTIONS, {"acme/views": views})
+
+    def append(count: int) -> None:
+        nonlocal appended
+        some = accounts(appended, count, keys=KEYS)
+        place.append({"acme/accounts": some, "acme/others": some})
+        appended += count
+
+    apply_edited(bindings)
+    append(500)
+    until, usual_s = time.monotonic() + SECONDS, 8.0
+    while time.monotonic() < until or (not LONG and kills < UPKEEP_KILLS):
+        tree = Tree(place, "--shards", str(rng.randint(1, 3)))
+        began, runs = time.monotonic(), runs + 1
+        dies_at = began + rng.uniform(0.3, 1.6) * usual_s
+        while tree.alive and time.monotonic() < dies_at:
+            append(rng.randint(1, 40))
+            upkeep.go_on()
+            time.sleep(0.05)
+        if tree.alive:
+            tree.kill()
+            kills += 1
+        else:
+            usual_s = (usual_s + time.monotonic() - began) / 2
+            assert tree.wait() == 0, log.read_text()
+        bindings = edited(rng, bindings)
+        apply_edited(bindings)
+        edits += 1
+    upkeep.wait()
+    bindings = tuple(replace(bound, disabled=False) for bound in bindings)
+    apply_edited(bindings)
+    assert Tree(place).wait() == 0, log.read_text()
+    told = (
+        f"seed {seed}: {kills} kills in {runs} runs, {edits} edits of the catalog, "
+        f"{upkeep.ended}, {appended} documents in {len(COLLECTIONS)} collections"
+    )
+    print(told)  # noqa: T201
+    everything = accounts(0, appended, keys=KEYS)
+    for bound in bindings:
+        expected = {
+            key: {column: row[column] for column in _shown(bound.by)}
+            for key, row in reduced(everything, bound.by).items()
+        }
+        assert endpoint.table(bound.table, bound.by) == expected, f"{told}: {bound}"
 
 
 # ------------------------------------------------------------------------- kill -9 of the endpoint

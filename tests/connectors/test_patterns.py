@@ -12,7 +12,7 @@ import pytest
 from penstock.model.clock import Clock
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
-from penstock.runtime.connector import Materialization, Pattern
+from penstock.runtime.connector import FencedEndpoint, Materialization, Pattern
 from penstock.runtime.patches import apply_patches
 from penstock.testing.connector_suite import Bind, Document, Run, built, expected
 from penstock.testing.endpoints import Direct, Files, Table
@@ -135,6 +135,50 @@ def test_what_was_staged_before_a_backfill_does_not_come_back(tmp_path: Path) ->
     assert shown(tmp_path) == {}
 
 
+def test_what_was_committed_for_a_target_that_is_gone_is_applied_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, Files, ONE, TWO)
+    state: Json = {}
+    state = apply_patches(state, run.commit(run.stage([{"k": 1, "n": 1}], [{"k": 2, "n": 2}])))
+    alone = start(tmp_path, Files, ONE, epoch=2, state=state)
+    alone.clock = run.clock
+    state = apply_patches(state, alone.session.acknowledge(()))
+    assert (shown(tmp_path, "one"), shown(tmp_path, "two")) == ({1: 1}, {})
+    patches = alone.commit(alone.stage([{"k": 1, "n": 1}]))
+    state = apply_patches(state, [*patches, *alone.session.acknowledge(patches)])
+    assert len(staged_files(tmp_path)) == 1, "it is kept"
+
+    again = start(tmp_path, Files, TWO, ONE, epoch=3, state=state)
+    state = apply_patches(state, again.session.acknowledge(()))
+    assert (shown(tmp_path, "one"), shown(tmp_path, "two")) == ({1: 2}, {2: 2})
+    assert (state, staged_files(tmp_path)) == ({"units": {}}, [])
+
+
+def test_a_target_that_was_gone_for_a_while_is_emptied_for_a_backfill_all_the_same(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, Files, ONE, TWO)
+    patches = run.commit(run.stage([{"k": 1, "n": 1}], [{"k": 2, "n": 2}]))
+    state = apply_patches({}, [*patches, *run.session.acknowledge(patches)])
+    staged = run.commit(run.stage([{"k": 1, "n": 1}], [{"k": 2, "n": 2}]))
+    state = apply_patches(state, staged)
+    alone = start(tmp_path, Files, ONE, epoch=2, state=state, last=run)
+    state = apply_patches(state, alone.session.acknowledge(()))
+    fresh = Bind(schema=SCHEMA, table="two", backfill=1)
+    again = start(tmp_path, Files, ONE, fresh, epoch=3, state=state, last=alone)
+    state = apply_patches(state, again.session.acknowledge(()))
+    assert (shown(tmp_path, "one"), shown(tmp_path, "two")) == ({1: 2}, {})
+    assert (state, staged_files(tmp_path)) == ({"units": {}}, []), "what is out of date is dropped"
+
+
+def test_a_session_that_is_over_does_not_empty_a_table(tmp_path: Path) -> None:
+    old, new = ONE, Bind(schema=SCHEMA, table="one", backfill=1)
+    start(tmp_path, Files, new, epoch=2)
+    with pytest.raises(FencedEndpoint):
+        start(tmp_path, Files, old, epoch=1)
+
+
 def test_units_add_up_to_what_the_model_says(tmp_path: Path) -> None:
     run = start(tmp_path, Files, ONE)
     documents: list[Document] = []
@@ -188,15 +232,17 @@ def test_delta_updates_append(tmp_path: Path, kind: type[Files | Direct]) -> Non
 
 def test_a_guard_moves_with_the_rows_it_guards(tmp_path: Path) -> None:
     table = Table(tmp_path / "t.db")
+    table.prepare("t.v0", 1)
 
     def fail(_: Any) -> None:  # noqa: ANN401 - a connection
         raise RuntimeError("half-way")
 
     with pytest.raises(RuntimeError):
-        table.apply(Clock(5), fail)
-    assert table.apply(Clock(5), lambda _: None)
-    assert not table.apply(Clock(5), fail)
-    assert not table.apply(Clock(4), fail)
+        table.apply("t.v0", Clock(5), fail)
+    assert table.apply("t.v0", Clock(5), lambda _: None)
+    assert not table.apply("t.v0", Clock(5), fail)
+    assert not table.apply("t.v0", Clock(4), fail)
+    assert not table.apply("t.v1", Clock(6), fail), "it was not filled under that state key"
 
 
 def _by_key(rows: dict[int, int]) -> dict[str, int]:

@@ -159,6 +159,26 @@ async def test_the_next_transaction_waits_for_the_acks_of_this_one(tmp_path: Pat
             await publisher.publish(0, batch(orders(2)))
 
 
+async def test_a_transaction_of_yesterday_cannot_be_closed_any_more(tmp_path: Path) -> None:
+    """Readers forget a writer that has left one open for two days."""
+    async with world(tmp_path) as here:
+        clock = from_unix(1_800_000_000)
+        publisher = here.publisher()
+        publisher._now = lambda: clock
+        for _ in range(2):  # each transaction has a day
+            await publisher.publish(0, batch(orders(1)))
+            await publisher.flush()
+            clock = Clock(clock + duration(23 * 3600))
+            await publisher.commit_now()
+        await publisher.publish(0, batch(orders(1)))
+        await publisher.flush()
+        clock = Clock(clock + duration(25 * 3600))
+        with pytest.raises(PenstockError, match="more than a day"):
+            await publisher.commit_now()
+        [seen] = (await here.read()).values()
+        assert len(seen) == 2
+
+
 async def test_a_transaction_that_stands_still_is_given_up_before_its_objects_are_garbage(
     tmp_path: Path,
 ) -> None:

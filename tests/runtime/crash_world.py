@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import failpoints, wall_clock
+from penstock import batch, failpoints, wall_clock
 from penstock.batch import make_world, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
@@ -35,7 +35,9 @@ from penstock.journal.reader import CollectionReader
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Producer
+from penstock.model.spec import Endpoint
 from penstock.native.arrow import to_arrow
+from penstock.runtime.connector import Materialization
 from penstock.runtime.materialize import work
 from penstock.runtime.ops import STATS
 from penstock.settings import Settings
@@ -86,14 +88,23 @@ _BINDINGS = {
 
 
 def catalog_text(
-    collections: Sequence[str], *, image: str, config: Document, webhook: str | None = None
+    collections: Sequence[str],
+    *,
+    image: str,
+    config: Document,
+    webhook: str | None = None,
+    bindings: Sequence[Document] = (),
 ) -> str:
+    """With the usual bindings of these collections, or others."""
     hook = {"url": webhook, "payloadTemplate": '{"run": {{json run_id}}}'}
     triggers = f"    triggers: {json.dumps({'config': [hook]})}" if webhook else ""
     return CATALOG % {
         "image": image,
         "config": json.dumps(config),
-        "bindings": "\n".join(_BINDINGS[name] for name in collections),
+        "bindings": "\n".join(
+            [f"      - {json.dumps(binding)}" for binding in bindings]
+            or [_BINDINGS[name] for name in collections]
+        ),
         "triggers": triggers,
     }
 
@@ -139,6 +150,8 @@ class Deployment:
     shards: int = 1
     through_tasks: bool = False
     """Stage from Spark tasks, as a large transaction does."""
+    connect: Callable[[Endpoint, str], Materialization] | None = None
+    """What makes the connector, if that is not one which an image names."""
 
     @property
     def settings(self) -> Settings:
@@ -198,6 +211,8 @@ class Deployment:
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)
+            if self.connect is not None:
+                batch.materialization = self.connect  # type: ignore[attr-defined]
             failpoints.arm(failpoint)
             run = await run_until(
                 catalog,
@@ -251,11 +266,11 @@ class Deployment:
         return found
 
 
-def sqlite_rows(path: Path, collection: str) -> dict[int, Document]:
+def sqlite_rows(path: Path, collection: str, table: str | None = None) -> dict[int, Document]:
     """A table as the oracle has it."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.row_factory = sqlite3.Row
-        table = collection.removeprefix("acme/")
+        table = table or collection.removeprefix("acme/")
         rows = [dict(row) for row in database.execute(f"SELECT * FROM {table}")]  # noqa: S608
     return {row["account"]: shown(collection, row) for row in rows}
 

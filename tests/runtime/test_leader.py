@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
+from penstock.catalog import desired
 from penstock.connectors.sqlite import Sqlite
+from penstock.consensus.statelog import load as load_log
+from penstock.journal.blobs import open_blobs
+from penstock.journal.journals import Journals
+from penstock.journal.publisher import Mapped, Publisher
+from penstock.journal.schemas import Schemas, layout
+from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
+from penstock.native.arrow import to_arrow
 from penstock.runtime import jobs
 from penstock.runtime.connector import (
     Attempt,
@@ -32,11 +41,13 @@ from penstock.runtime.connector import (
 )
 from penstock.runtime.materialize import work
 from penstock.runtime.materialize.fields import Mode
-from penstock.runtime.materialize.leader import Control, World
+from penstock.runtime.materialize.leader import Control, World, recovery_key
+from penstock.runtime.pruning import Pruning
+from penstock.runtime.recovery import Layout, RecoveryMachine
 from penstock.runtime.requests import CLOSE_NOW, request
 from penstock.testing import endpoints
 from runtime.crash_world import receiving
-from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, reduced, task
+from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, now, reduced, task
 
 if TYPE_CHECKING:
     import pyarrow
@@ -224,6 +235,58 @@ def test_a_backfill_empties_its_table_and_reads_its_binding_alone_again(place: P
     assert run.documents == 30 + 5, "all of one binding, and what is new of the other"
     assert place.table("accounts") == reduced(accounts(0, 30))
     assert documents_in(place, "tags") == appended(tags(0, 25))
+
+
+# ------------------------------------------------------------------------ what a leader may forget
+
+
+def test_a_leader_forgets_a_writer_that_died_long_ago_and_none_that_is_at_work(
+    place: Place,
+) -> None:
+    place.apply(COLLECTIONS, {"acme/views": task("sqlite", {"path": place.database()}, [SOURCE])})
+    long_ago = Clock(now() - duration(3 * 24 * 3600))
+
+    async def left_open(at: Clock, docs: Sequence[Document]) -> Publisher:
+        """Rows of a transaction that is not closed."""
+        async with place.store() as store:
+            spec = (await desired.load(store)).collection("acme/accounts")
+            assert spec is not None
+            publisher = Publisher(
+                Journals(store),
+                open_blobs(place.settings.blob),
+                Schemas(store),
+                [Mapped(spec=spec)],
+                producer=Producer.from_random(os.urandom(6)),
+                now=lambda: at,
+            )
+            await publisher.publish(0, to_arrow(list(docs), layout(spec.write_schema.text)))
+            await publisher.flush()
+            return publisher
+
+    async def known() -> set[Producer]:
+        async with place.store() as store:
+            log = await load_log(store, recovery_key("acme/views"), RecoveryMachine())
+            recovered = Layout({0: "accounts.v0"}).decode(log.state)
+            return {
+                each.producer for read in recovered.committed_frontier for each in read.producers
+            }
+
+    dead = asyncio.run(left_open(long_ago, accounts(100, 5)))
+    working = asyncio.run(left_open(now(), accounts(200, 5)))
+    for start in (0, 30):  # what the last transaction has read is not forgotten
+        place.append({"acme/accounts": accounts(start, 30)})
+        assert place.run()["acme/views"].error is None
+    assert {dead.producer, working.producer} <= asyncio.run(known())
+
+    options = Pruning(entries_min=1, prune_bytes=1)
+    again = place.run(world=lambda world: replace(world, pruning=options))["acme/views"]
+    assert again.error is None, again.error
+    left = asyncio.run(known())
+    assert dead.producer not in left, "it left a span open, and nobody will close it"
+    assert working.producer in left
+    place.append({"acme/accounts": accounts(60, 30)})
+    assert place.run()["acme/views"].documents == 30, "nothing is read again"
+    assert place.table("accounts") == reduced(accounts(0, 90))
 
 
 # ------------------------------------------------------------------------- what is not worth a job

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import UserError
 from penstock.journal.transaction import Intents
 from penstock.model.clock import NEVER, Clock, Producer, duration
 from penstock.model.completed import STALENESS_HORIZON
@@ -46,8 +47,8 @@ def frontier(**reads: tuple[ProducerFrontier, ...]) -> Frontier:
 def persisted(*records: Persist, layout: Layout = LAYOUT, onto: Entries | None = None) -> Entries:
     entries = MACHINE.initial() if onto is None else onto
     for record in records:
-        diff = MACHINE.decode_diff(MACHINE.encode_diff(layout.encode(record)), MACHINE.format)
-        entries = MACHINE.apply(entries, diff, 1)
+        encoded = MACHINE.encode_diff(layout.encode(record, entries))
+        entries = MACHINE.apply(entries, MACHINE.decode_diff(encoded, MACHINE.format), 1)
     return MACHINE.decode_state(MACHINE.encode_state(entries), MACHINE.format, 1)
 
 
@@ -174,7 +175,7 @@ def test_positions_follow_the_state_key_and_not_the_index_of_a_binding() -> None
     assert [(read.journal, read.binding) for read in moved.committed_frontier] == [("A", 1)]
     assert moved.max_keys == {1: b"\x14"}
     backfilled = Layout({0: "orders.v1"}).decode(persisted(record))
-    assert backfilled == Recovered()
+    assert backfilled == Recovered(others_committed=True)
 
 
 def test_keys_of_a_later_release_are_left_alone() -> None:
@@ -203,8 +204,8 @@ def recovered_at(committed: int, hinted: int, **others: bytes) -> Recovered:
     return Recovered(
         committed_close=Clock(committed),
         hinted_close=Clock(hinted),
-        committed_frontier=frontier(A=(position(P1, committed, 0, -3),)),
-        hinted_frontier=frontier(A=(position(P1, hinted, 0, -6),)),
+        committed_frontier=frontier(A=(position(P1, committed, 0, -committed),)),
+        hinted_frontier=frontier(A=(position(P1, hinted, 0, -hinted),)),
         trigger_params=others.get("trigger_params"),
         hinted_trigger_params=others.get("hinted_trigger_params"),
     )
@@ -269,7 +270,143 @@ def test_an_endpoint_that_lost_its_checkpoint_is_refused() -> None:
 
 
 def test_a_hinted_transaction_that_was_not_committed_is_replayed() -> None:
-    assert recovered_at(20, 30).resume == frontier(A=(position(P1, 20, 30, -3),))
+    assert recovered_at(20, 30).resume == frontier(A=(position(P1, 20, 30, -20),))
+
+
+def of_binding(binding: int, *entries: ProducerFrontier) -> Frontier:
+    return Frontier.of([JournalFrontier(journal="A", binding=binding, producers=entries)])
+
+
+def both(*entries: ProducerFrontier) -> Frontier:
+    return of_binding(0, *entries).reduce(of_binding(1, *entries))
+
+
+IN_FLIGHT = (
+    Persist(committed_close=Clock(20), committed_frontier=both(position(P1, 20, 0, -3))),
+    Persist(hinted_close=Clock(30), hinted_frontier=both(position(P1, 30, 0, -6))),
+)
+"""Both bindings read to 30, and the record of the commit is not there."""
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        pytest.param(Layout({0: "orders.v0"}), id="one is disabled"),
+        pytest.param(Layout({0: "items.v0", 1: "orders.v0"}), id="they are reordered"),
+        pytest.param(Layout({0: "orders.v0", 1: "things.v0"}), id="one has another table"),
+        pytest.param(Layout({0: "orders.v0", 1: "items.v1"}), id="one is backfilled"),
+        pytest.param(Layout({0: "others.v0"}), id="none of them is left"),
+    ],
+)
+def test_what_the_endpoint_committed_counts_for_bindings_that_are_gone_too(
+    edited: Layout,
+) -> None:
+    ahead = EndpointCheckpoint(close=Clock(30), ack_intents=INTENTS)
+    before = persisted(*IN_FLIGHT)
+    record = reconcile(edited.decode(before), ahead, endpoint_commits=True)
+    assert record is not None
+    after = persisted(record, layout=edited, onto=before)
+    assert reconcile(edited.decode(after), ahead, endpoint_commits=True) is None
+    hint = Persist(hinted_close=Clock(40), hinted_frontier=EMPTY)
+    again = LAYOUT.decode(persisted(hint, layout=edited, onto=after))
+    assert again.committed_frontier == both(position(P1, 30, 0, -6))
+    assert again.resume.unresolved_hints == 0, "nothing is read twice"
+
+
+def test_what_nobody_committed_is_replayed_by_whoever_is_left_and_read_by_the_others_later() -> (
+    None
+):
+    edited = Layout({0: "items.v0"})
+    before = persisted(*IN_FLIGHT)
+    in_sync = EndpointCheckpoint(close=Clock(20))
+    recovered = edited.decode(before)
+    assert reconcile(recovered, in_sync, endpoint_commits=True) is None
+    assert recovered.resume == of_binding(0, position(P1, 20, 30, -3))
+    extents = of_binding(0, position(P1, 30, 30, -6))
+    again = persisted(
+        Persist(hinted_close=Clock(40), hinted_frontier=extents),
+        Persist(committed_close=Clock(40), committed_frontier=extents),
+        layout=edited,
+        onto=before,
+    )
+    assert LAYOUT.decode(again).resume == of_binding(0, position(P1, 20, 0, -3)).reduce(
+        of_binding(1, position(P1, 30, 30, -6))
+    )
+
+
+def test_a_journal_that_is_not_selected_any_more_is_not_replayed() -> None:
+    narrowed = Layout(LAYOUT.state_keys, reads=lambda binding, journal: binding == 1)
+    assert narrowed.decode(persisted(*IN_FLIGHT)).resume == of_binding(
+        0, position(P1, 20, 0, -3)
+    ).reduce(of_binding(1, position(P1, 20, 30, -3)))
+
+
+def test_where_a_transaction_without_commits_has_read_to_is_kept() -> None:
+    """The next session says nothing of the span, unless its writer does."""
+    entries = persisted(
+        Persist(
+            committed_close=Clock(20), committed_frontier=frontier(A=(position(P1, 20, 0, -3),))
+        ),
+        Persist(hinted_close=Clock(30), hinted_frontier=frontier(A=(position(P2, 1, 0, 4),))),
+    )
+    record = reconcile(LAYOUT.decode(entries), None, endpoint_commits=False)
+    assert record is not None
+    later = Persist(
+        hinted_frontier=frontier(A=(position(P1, 40, 0, -9),)),
+        committed_frontier=frontier(A=(position(P1, 40, 0, -9),)),
+    )
+    after = LAYOUT.decode(persisted(record, later, onto=entries))
+    assert after.resume == frontier(A=(position(P1, 40, 0, -9), position(P2, 1, 0, 4)))
+    assert reconcile(after, None, endpoint_commits=False) is None
+
+
+# -------------------------------------------------------------------------------------- backfills
+
+FILLED = Persist(
+    committed_close=Clock(20),
+    committed_frontier=both(position(P1, 20, 0, -3)),
+    max_keys={0: b"\x15\x07", 1: b"\x15\x09"},
+)
+
+
+def superseded(layout: Layout, entries: Entries) -> Entries:
+    return MACHINE.apply(entries, layout.supersede(entries), 1)
+
+
+def test_a_raised_backfill_drops_what_is_known_of_the_table_and_of_no_other() -> None:
+    entries = persisted(FILLED)
+    assert LAYOUT.supersede(entries) == ()
+    raised = Layout({0: "orders.v3", 1: "items.v0"})
+    after = superseded(raised, entries)
+    assert raised.supersede(after) == (), "once is enough"
+    assert LAYOUT.decode(after).committed_frontier == of_binding(1, position(P1, 20, 0, -3))
+    assert LAYOUT.decode(after).max_keys == {1: b"\x15\x09"}
+
+
+@pytest.mark.parametrize("read_some", [False, True])
+def test_a_backfill_counter_does_not_go_down(read_some: bool) -> None:
+    raised = Layout({0: "orders.v3", 1: "items.v0"})
+    entries = superseded(raised, persisted(FILLED))
+    if read_some:
+        entries = persisted(FILLED, layout=raised, onto=entries)
+    for lowered in ("orders.v0", "orders.v2"):
+        with pytest.raises(UserError, match="went down") as refused:
+            Layout({0: lowered}).supersede(entries)
+        assert "backfill: 4" in (refused.value.fix or "")
+    Layout({0: "items.v0"}).supersede(entries)
+
+
+@pytest.mark.parametrize("endpoint", [None, EndpointCheckpoint(close=Clock(7))])
+def test_a_replaced_endpoint_is_accepted_once_all_its_tables_are_to_be_filled_anew(
+    endpoint: EndpointCheckpoint | None,
+) -> None:
+    one, all_ = Layout({0: "orders.v1", 1: "items.v0"}), Layout({0: "orders.v1", 1: "items.v1"})
+    entries = superseded(one, persisted(FILLED))
+    for layout in (one, Layout({0: "orders.v1"})):
+        with pytest.raises(EndpointMismatch):
+            reconcile(layout.decode(entries), endpoint, endpoint_commits=True)
+    entries = superseded(all_, entries)
+    assert reconcile(all_.decode(entries), endpoint, endpoint_commits=True) is None
 
 
 @given(st.integers(1, 2**63 - 1))

@@ -5,8 +5,11 @@ web hook. A `Process` is one life of a leader, a generator that stops before eac
 kill it is to forget it, to pause it is not to advance it. The leader inside is the real one, and so
 is everything that recovers.
 
-The task sums amounts by key. It loads what is stored, adds, and stores: so whatever is lost, or
-done twice, or loaded too early, shows in the sums for ever.
+The task sums amounts by key, into a table for each of its bindings. It loads what is stored, adds,
+and stores: so whatever is lost, or done twice, or loaded too early, shows in the sums for ever.
+
+Between two lives the catalog may be edited: bindings are disabled, moved, renamed and backfilled.
+Each life has the catalog that it found when it began.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
+
+import msgspec
 
 from penstock.journal.transaction import Intents
 from penstock.model.clock import NEVER, Clock, Producer, duration, from_unix
@@ -76,8 +81,6 @@ JOURNALS = ("acme/orders/00", "acme/orders/80")
 WRITER = Producer(1 << 40 | 7)
 KEYS = (b"\x15\x01", b"\x15\x02", b"\x15\x03", b"\x15\x04")
 STATS = "ops/stats/00"
-TABLES = 2
-LAYOUT = Layout({0: "orders"})
 
 
 class Fenced(Exception):
@@ -135,10 +138,40 @@ class Source:
             sums[each.key] += each.amount
         return sums
 
-    def latest(self) -> dict[bytes, tuple[int, int]]:
+    def latest(self, through: Mapping[str, int]) -> dict[bytes, tuple[int, int]]:
         """The last amount of each key, and its place in the order of writing."""
-        ordered = sorted(self.between({}, self.end), key=lambda each: each.order)
+        ordered = sorted(self.between({}, through), key=lambda each: each.order)
         return {each.key: (each.order, each.amount) for each in ordered}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A binding: all of the source, in a table."""
+
+    table: str
+    backfill: int = 0
+    disabled: bool = False
+
+    @property
+    def state_key(self) -> str:
+        return f"{self.table}.v{self.backfill}"
+
+
+Catalog = tuple[Bound, ...]
+BOTH: Catalog = (Bound("orders"), Bound("totals"))
+
+Place = tuple[str, str]
+"""A journal, and the state key of who reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A record, by whom it was appended, and what was committed when it was."""
+
+    record: Persist
+    layout: Layout
+    entries: Entries
+    """Of the log, with it."""
 
 
 @dataclass
@@ -148,65 +181,114 @@ class RecoveryLog:
     entries: Entries = field(default_factory=dict)
     length: int = 0
     epoch: int = 0
-    history: list[Persist] = field(default_factory=list)
+    history: list[Appended] = field(default_factory=list)
 
-    def append(self, at: int, record: Persist | None) -> int:
+    def append(
+        self, at: int, layout: Layout, record: Persist | tuple[Op, ...] | None = None
+    ) -> int:
         """One record, or a new epoch; returns the new end."""
         if at != self.length:
             raise Fenced
         self.length += 1
         if record is None:
             self.epoch += 1
-        else:
-            ops: tuple[Op, ...] = MACHINE.decode_diff(
-                MACHINE.encode_diff(LAYOUT.encode(record)), MACHINE.format
-            )
-            self.entries = MACHINE.apply(self.entries, ops, self.length)
-            self.history.append(record)
+            return self.length
+        ops = layout.encode(record, self.entries) if isinstance(record, Persist) else record
+        decoded: tuple[Op, ...] = MACHINE.decode_diff(MACHINE.encode_diff(ops), MACHINE.format)
+        self.entries = MACHINE.apply(self.entries, decoded, self.length)
+        if isinstance(record, Persist):
+            self.history.append(Appended(record, layout, self.entries))
         return self.length
+
+    @property
+    def whole(self) -> Layout:
+        """Of all state keys that there ever were, whichever bindings there are now."""
+        found = {key for _, key in (*kept(self.entries, b"FC:"), *kept(self.entries, b"FH:"))}
+        return Layout(dict(enumerate(sorted(found))))
+
+
+def kept(entries: Entries, prefix: bytes) -> dict[Place, int]:
+    """The last commits under a prefix, whichever bindings there are now."""
+    found: dict[Place, int] = {}
+    for key, value in entries.items():
+        if key.startswith(prefix):
+            journal, state_key = key.removeprefix(prefix)[:-6].decode().split("\0")[:2]
+            found[journal, state_key] = msgspec.msgpack.decode(value)[0]
+    return found
+
+
+def positions_of(frontier: Frontier, layout: Layout) -> dict[Place, int]:
+    """The last commits of a frontier, by durable names."""
+    return {
+        (journal, layout.state_keys[binding]): commit
+        for (journal, binding), commit in commits_of(frontier).items()
+    }
 
 
 MACHINE = RecoveryMachine()
 
 
 @dataclass
-class Endpoint:
-    """Tables of sums. Keys are spread over the tables."""
+class Table:
+    """Sums by key."""
 
-    tables: list[dict[bytes, int]] = field(default_factory=lambda: [{} for _ in range(TABLES)])
-    fence: int = 0
-    checkpoint: bytes | None = None
-    units: dict[str, dict[bytes, int]] = field(default_factory=dict)
-    """Staged, by the name of the attempt."""
-    applied: list[int] = field(default_factory=lambda: [0] * TABLES)
-    """Of each table, the close clock of what was applied last."""
+    state_key: str
+    """Under which it was filled."""
+    sums: dict[bytes, int] = field(default_factory=dict)
+    applied: int = 0
+    """The close clock of what was applied last."""
     latest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """Of a direct endpoint: the last amount of each key, and its place in the order of writing."""
 
-    def rows(self) -> dict[bytes, int]:
-        return {key: value for table in self.tables for key, value in table.items()}
 
-    def load(self, key: bytes) -> int | None:
-        return self.tables[table_of(key)].get(key)
+Rows = dict[str, dict[bytes, int]]
+"""Sums to be stored, by state key."""
 
-    def commit(self, epoch: int, rows: Mapping[bytes, int], checkpoint: bytes) -> None:
+
+@dataclass
+class Endpoint:
+    """Tables, by name."""
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    fence: int = 0
+    checkpoint: bytes | None = None
+    units: dict[str, Rows] = field(default_factory=dict)
+    """Staged, by the name of the attempt."""
+
+    def raise_fence(self, epoch: int) -> None:
+        if self.fence > epoch:
+            raise Fenced
+        self.fence = epoch
+
+    def prepare(self, epoch: int, catalog: Catalog) -> None:
+        """Make tables, and empty those that were filled under another state key."""
+        self.raise_fence(epoch)
+        for bound in catalog:
+            there = self.tables.get(bound.table)
+            if not bound.disabled and (there is None or there.state_key != bound.state_key):
+                self.tables[bound.table] = Table(bound.state_key)
+
+    def filled_under(self, state_key: str) -> Table | None:
+        """The table that has what was stored under a state key, if it still has."""
+        table = self.tables[state_key.rpartition(".v")[0]]
+        return table if table.state_key == state_key else None
+
+    def commit(self, epoch: int, rows: Rows, checkpoint: bytes) -> None:
         """One transaction: fence, rows, checkpoint."""
         if epoch != self.fence:
             raise Fenced
-        for key, value in rows.items():
-            self.tables[table_of(key)][key] = value
+        for state_key, sums in rows.items():
+            table = self.filled_under(state_key)
+            assert table is not None, "whoever has the fence has its tables"
+            table.sums.update(sums)
         self.checkpoint = checkpoint
 
-    def apply(self, table: int, unit: str, close: int) -> None:
+    def apply(self, state_key: str, unit: str, close: int) -> None:
         """One transaction on one table: guard and rows."""
-        if close > self.applied[table]:
-            self.applied[table] = close
-            rows = self.units[unit]
-            self.tables[table].update({k: v for k, v in rows.items() if table_of(k) == table})
-
-
-def table_of(key: bytes) -> int:
-    return key[-1] % TABLES
+        table = self.filled_under(state_key)
+        if table is not None and close > table.applied:
+            table.applied = close
+            table.sums.update(self.units[unit].get(state_key, {}))
 
 
 @dataclass
@@ -219,6 +301,7 @@ class World:
     elide_hints: bool
     flush_barrier: bool
     source: Source
+    catalog: Catalog = BOTH
     log: RecoveryLog = field(default_factory=RecoveryLog)
     endpoint: Endpoint = field(default_factory=Endpoint)
     stats: list[tuple[str, Producer, int, int]] = field(default_factory=list)
@@ -237,11 +320,16 @@ class World:
 # ------------------------------------------------------------------------------------- a process
 
 
+Read = tuple[str, int]
+"""A journal, and the index of the binding that reads it."""
+
+
 @dataclass
 class Shuffle:
     """Checkpoints of the source, from where a task resumes; a replay gets what was hinted."""
 
     source: Source
+    bindings: tuple[int, ...]
     resume: Frontier
     rng: Random
     peek: Frontier | None = None
@@ -252,32 +340,36 @@ class Shuffle:
         self.exhausted = False
 
     def next(self) -> Frontier | None:
-        """The next checkpoint, if there is one."""
+        """The next checkpoint, if there is one. Bindings that are behind catch up together."""
         if self.replay:
             return self._replayed()
         if self.peek is not None:
             whole, self.peek = self.peek, None
             return whole
-        left = [(c, j) for c, j in self.source.commits if any(self.at.get(x, 0) < c for x in j)]
+        left = [commit for commit in self.source.commits if self._unread(*commit)]
         if not left:
             return None
         taken = left[: self.rng.choice((1, 1, 1, 2))]
-        reached = {journal: clock for clock, journals in taken for journal in journals}
+        reached = {read: clock for clock, js in taken for read in self._unread(clock, js)}
         self.at.update(reached)
         whole = frontier_of(reached)
         if len(reached) > 1 and self.rng.random() < 0.5:
-            first, second = sorted(reached)
+            seen, *others = sorted(reached)
             self.peek = whole
-            seen = frontier_of({first: reached[first]})
-            return seen.reduce(frontier_of({}, hints={second: reached[second]}))
+            hints = {read: reached[read] for read in others}
+            return frontier_of({seen: reached[seen]}).reduce(frontier_of({}, hints=hints))
         return whole
+
+    def _unread(self, clock: int, journals: tuple[str, ...]) -> list[Read]:
+        reads = ((journal, binding) for journal in journals for binding in self.bindings)
+        return [read for read in reads if self.at.get(read, 0) < clock]
 
     def _replayed(self) -> Frontier | None:
         if self.exhausted:
             return None
         self.exhausted = True
         hinted = {
-            read.journal: int(entry.hinted_commit)
+            (read.journal, read.binding): int(entry.hinted_commit)
             for read in self.resume
             for entry in read.producers
             if entry.is_unresolved
@@ -285,35 +377,37 @@ class Shuffle:
         return frontier_of(hinted, hints=hinted)
 
 
-def frontier_of(commits: Mapping[str, int], hints: Mapping[str, int] | None = None) -> Frontier:
+def frontier_of(commits: Mapping[Read, int], hints: Mapping[Read, int] | None = None) -> Frontier:
     """Of the one writer; `hints` are of commits that are announced."""
     return _frontier_of(tuple(commits.items()), tuple((hints or {}).items()))
 
 
 @functools.cache
 def _frontier_of(
-    commits_made: tuple[tuple[str, int], ...], hinted: tuple[tuple[str, int], ...]
+    commits_made: tuple[tuple[Read, int], ...], hinted: tuple[tuple[Read, int], ...]
 ) -> Frontier:
     commits, hints = dict(commits_made), dict(hinted)
     return Frontier.of(
         JournalFrontier(
-            journal=journal,
+            journal=read[0],
+            binding=read[1],
             producers=(
                 ProducerFrontier(
                     producer=WRITER,
-                    last_commit=Clock(commits.get(journal, 0)),
-                    hinted_commit=Clock(hints.get(journal, 0)),
-                    offset=-commits.get(journal, 0),
+                    last_commit=Clock(commits.get(read, 0)),
+                    hinted_commit=Clock(hints.get(read, 0)),
+                    offset=-commits.get(read, 0),
                 ),
             ),
         )
-        for journal in sorted({*commits, *hints})
+        for read in sorted({*commits, *hints})
     )
 
 
-def commits_of(frontier: Frontier) -> dict[str, int]:
+def commits_of(frontier: Frontier) -> dict[Read, int]:
     return {
-        read.journal: max(int(entry.last_commit) for entry in read.producers) for read in frontier
+        (read.journal, read.binding): max(int(entry.last_commit) for entry in read.producers)
+        for read in frontier
     }
 
 
@@ -329,9 +423,16 @@ class Process:
         self.skew_s = self.rng.choice((0.0, 0.0, -30.0, 30.0))
         world.producers += 1
         self.producer = Producer(1 << 40 | 1000 + world.producers)
+        self.catalog = world.catalog
+        self.active = {n: each for n, each in enumerate(self.catalog) if not each.disabled}
+        self.layout = Layout({n: each.state_key for n, each in self.active.items()})
+        self.shards = world.shards
         self.task = Task(
             name="acme/view",
-            bindings=(Binding(collection="acme/orders", state_key="orders"),),
+            bindings=tuple(
+                Binding(collection=f"acme/orders/{n}", state_key=each.state_key)
+                for n, each in enumerate(self.catalog)
+            ),
             shards=world.shards,
             pattern=world.pattern,
             flush_barrier=world.flush_barrier,
@@ -342,12 +443,12 @@ class Process:
         self.stop_after = self.rng.choice((0, 0, 0, 0, 2))
         self.is_idle = False
         self.about_to = "be born"
-        self.staged: dict[bytes, int] = {}
-        self.documents: list[Document] = []
+        self.staged: Rows = {}
+        self.documents: dict[int, list[Document]] = {}
         self.unit = ""
         self.opened, self.closed = NEVER, 0
-        self.position: dict[str, int] = {}
-        self.extents: dict[str, int] = {}
+        self.position: dict[Read, int] = {}
+        self.extents: dict[Read, int] = {}
         self.life = self._live()
 
     def advance(self) -> bool:
@@ -362,34 +463,38 @@ class Process:
 
     def _live(self) -> Steps:
         world = self.world
-        at, entries = world.log.length, world.log.entries
+        at = world.log.length
         yield "take the epoch"
-        self.end = world.log.append(at, None)
+        self.end = world.log.append(at, self.layout)
         self.epoch = world.log.epoch
-        recovered = LAYOUT.decode(entries)
+        if superseded := self.layout.supersede(world.log.entries):
+            yield "supersede"
+            self.end = world.log.append(self.end, self.layout, superseded)
+        yield "apply the catalog"
+        world.endpoint.prepare(self.epoch, self.catalog)
         opened: EndpointCheckpoint | None = None
         if world.pattern is Pattern.ENDPOINT:
             yield "fence the endpoint"
-            if world.endpoint.fence > self.epoch:
-                raise Fenced
-            world.endpoint.fence = self.epoch
+            world.endpoint.raise_fence(self.epoch)
             yield "read its checkpoint"
             if world.endpoint.fence != self.epoch:  # or a successor's would look like nobody's
                 raise Fenced
             if world.endpoint.checkpoint is not None:
                 opened = EndpointCheckpoint.decode(world.endpoint.checkpoint)
         commits = world.pattern is Pattern.ENDPOINT
+        if self.end != world.log.length:
+            raise Fenced
+        recovered = self.layout.decode(world.log.entries)
         if (fold := reconcile(recovered, opened, endpoint_commits=commits)) is not None:
             yield "reconcile"
-            self.end = world.log.append(self.end, fold)
-            recovered = LAYOUT.decode(world.log.entries)
+            self.end = world.log.append(self.end, self.layout, fold)
+            recovered = self.layout.decode(world.log.entries)
             assert reconcile(recovered, opened, endpoint_commits=commits) is None
         self.state: Json = recovered.connector_state
         self.position = commits_of(recovered.committed_frontier)
         self.extents = dict(self.position)
         self.leader, actions = start(self.task, recovered, world.now(self.skew_s))
-        resume = self.leader.replay or recovered.committed_frontier
-        self.shuffle = Shuffle(world.source, resume, self.rng)
+        self.shuffle = Shuffle(world.source, tuple(self.active), recovered.resume, self.rng)
         yield from self._lead(list(actions))
 
     def _lead(self, wanted: list[Action]) -> Steps:
@@ -442,11 +547,11 @@ class Process:
     # Effects
 
     def _perform(self, action: Action) -> Generator[str, None, list[Event]]:
-        world, everyone = self.world, range(self.world.shards)
+        world, everyone = self.world, range(self.shards)
         match action:
             case Load(frontier=frontier):
-                for journal, commit in commits_of(frontier).items():
-                    self.extents[journal] = max(commit, self.extents.get(journal, 0))
+                for read, commit in commits_of(frontier).items():
+                    self.extents[read] = max(commit, self.extents.get(read, 0))
                 return [Loaded(shard=shard, read_docs=1) for shard in everyone]
             case Gather():
                 return [Gathered()]
@@ -455,9 +560,9 @@ class Process:
                 return self._flush(action)
             case PersistRecord(seq_no=seq_no, record=record):
                 yield "persist"
-                self.end = world.log.append(self.end, record)
+                self.end = world.log.append(self.end, self.layout, record)
                 if close := record.hinted_close or record.committed_close:
-                    world.known[close] = self.opened, len(self.staged)
+                    world.known[close] = self.opened, sum(map(len, self.staged.values()))
                 return [Persisted(seq_no)]
             case Store():
                 if world.pattern is Pattern.DIRECT:
@@ -473,7 +578,8 @@ class Process:
                     world.endpoint.commit(self.epoch, self.staged, checkpoint.encode())
                     check_endpoint(world)
                 elif world.pattern is Pattern.APPLY:
-                    patches = ({"units": {self.unit: int(close)}},)
+                    files: Json = dict.fromkeys(self.staged, self.unit)
+                    patches = ({"units": {f"{close:016x}": files}},) if files else ()
                 return self._once(StartedCommit, patches)
             case Acknowledge(patches=patches):
                 self.state = apply_patches(self.state, patches)
@@ -495,48 +601,59 @@ class Process:
 
     def _once(self, kind: type[StartedCommit | Acknowledged], patches: Patches) -> list[Event]:
         """One call answers for all shards; its patches are the first one's."""
-        return [kind(shard=n, patches=() if n else patches) for n in range(self.world.shards)]
+        return [kind(shard=n, patches=() if n else patches) for n in range(self.shards)]
 
     def _flush(self, action: Flush) -> list[Event]:
         """Gather, load, reduce and stage: one job, of one attempt."""
-        world = self.world
-        self.documents = list(world.source.between(self.position, self.extents))
-        added: defaultdict[bytes, int] = defaultdict(int)
-        for each in self.documents:
-            added[each.key] += each.amount
-        greatest = action.max_keys.get(0, b"")
-        self.staged, loaded = {}, 0
-        for key, amount in added.items():
-            before = world.endpoint.load(key) if key <= greatest else None
-            loaded += before is not None
-            self.staged[key] = (before or 0) + amount
-        self.closed = int(action.close)
         self.unit = f"{self.epoch}/{action.transaction}"
-        world.endpoint.units[self.unit] = dict(self.staged)
-        self.opened = action.transaction
-        report = BindingReport(
-            binding=0,
-            sourced=Counts(len(self.documents), 0),
-            clock_min=Clock(min((d.clock for d in self.documents), default=0)),
-            clock_max=Clock(max((d.clock for d in self.documents), default=0)),
-            max_key=max((key for key in added if key > greatest), default=b""),
-            loaded=Counts(loaded, 0),
-            stored=Counts(len(self.staged), 0),
-        )
+        self.closed, self.opened = int(action.close), action.transaction
+        self.staged, self.documents = {}, {}
+        reports = tuple(self._reduce(n, action.max_keys.get(n, b"")) for n in self.active)
+        self.world.endpoint.units[self.unit] = dict(self.staged)
         self.position = dict(self.extents)
         patches: Patches = ({"staged": self.unit},) if self.rng.random() < 0.3 else ()
         return [
-            Flushed(shard=n, reports=() if n else (report,), patches=() if n else patches)
-            for n in range(world.shards)
+            Flushed(shard=n, reports=() if n else reports, patches=() if n else patches)
+            for n in range(self.shards)
         ]
+
+    def _reduce(self, binding: int, greatest: bytes) -> BindingReport:
+        """What is stored of a binding: what its table has, and what is new."""
+        after, through = (
+            {journal: at for (journal, index), at in reads.items() if index == binding}
+            for reads in (self.position, self.extents)
+        )
+        documents = self.documents[binding] = list(self.world.source.between(after, through))
+        added: defaultdict[bytes, int] = defaultdict(int)
+        for each in documents:
+            added[each.key] += each.amount
+        state_key = self.layout.state_keys[binding]
+        there = self.world.endpoint.filled_under(state_key)
+        stored = {} if there is None else there.sums
+        loaded = {key: stored[key] for key in added if key <= greatest and key in stored}
+        sums = {key: loaded.get(key, 0) + amount for key, amount in added.items()}
+        if sums:
+            self.staged[state_key] = sums
+        return BindingReport(
+            binding=binding,
+            sourced=Counts(len(documents), 0),
+            clock_min=Clock(min((d.clock for d in documents), default=0)),
+            clock_max=Clock(max((d.clock for d in documents), default=0)),
+            max_key=max((key for key in added if key > greatest), default=b""),
+            loaded=Counts(len(loaded), 0),
+            stored=Counts(len(sums), 0),
+        )
 
     def _store_directly(self) -> Generator[str, None, None]:
         """Visible row by row, and only if newer than what is there."""
-        newest = {each.key: each for each in sorted(self.documents, key=lambda d: d.order)}
-        for each in newest.values():
-            yield "store a row"
-            latest = self.world.endpoint.latest
-            latest[each.key] = max(latest.get(each.key, (0, 0)), (each.order, each.amount))
+        for binding, documents in self.documents.items():
+            newest = {each.key: each for each in sorted(documents, key=lambda d: d.order)}
+            for each in newest.values():
+                yield "store a row"
+                table = self.world.endpoint.filled_under(self.layout.state_keys[binding])
+                if table is not None:
+                    row = each.order, each.amount
+                    table.latest[each.key] = max(table.latest.get(each.key, (0, 0)), row)
 
     def _publish(self) -> StatsWritten:
         """A stats document, and the ACK that will make it count."""
@@ -546,21 +663,32 @@ class Process:
         return StatsWritten(Intents((Commit(STATS, self.producer, Clock(world.stamps + 1)),)))
 
     def _apply(self) -> Generator[str, None, Patches]:
-        """Apply what the state names, table by table; forget it then."""
+        """Apply what the state names, table by table; forget it then.
+
+        What is named for a table that is not this task's now stays, until it is again or has been
+        emptied.
+        """
+        endpoint = self.world.endpoint
         if self.world.pattern is not Pattern.APPLY:
             yield "acknowledge"
             return ()
-        units = units_of(self.state)
-        for unit, close in sorted(units.items(), key=lambda pair: pair[1]):
-            for table in range(TABLES):
-                yield "apply to a table"
-                self.world.endpoint.apply(table, unit, close)
-        forget: Json = {"units": dict.fromkeys(units)}
-        return (forget,) if units else ()
+        forget: dict[str, Json] = {}
+        for close, files in sorted(units_of(self.state).items()):
+            kept = dict(files)
+            for state_key, unit in files.items():
+                if endpoint.filled_under(state_key) is not None:
+                    if state_key not in self.layout.state_keys.values():
+                        continue
+                    yield "apply to a table"
+                    endpoint.apply(state_key, unit, int(close, 16))
+                del kept[state_key]
+            if kept != files:
+                forget[close] = dict.fromkeys(files.keys() - kept.keys()) if kept else None
+        return ({"units": forget},) if forget else ()
 
 
-def units_of(state: Json) -> dict[str, int]:
-    """The staged units that a connector's state names, with the close clock of each."""
+def units_of(state: Json) -> dict[str, dict[str, str]]:
+    """The staged units that a connector's state names: by close clock, and then by state key."""
     units = state.get("units") if isinstance(state, dict) else None
     return dict(units) if isinstance(units, dict) else {}  # type: ignore[arg-type]
 
@@ -570,54 +698,100 @@ def units_of(state: Json) -> dict[str, int]:
 
 def check_endpoint(world: World) -> None:
     """An endpoint that commits by itself holds exactly what its own checkpoint stands for."""
-    recovered = LAYOUT.decode(world.log.entries)
+    recovered = world.log.whole.decode(world.log.entries)
     assert world.endpoint.checkpoint is not None
     at = EndpointCheckpoint.decode(world.endpoint.checkpoint).close
-    through = recovered.committed_frontier
+    through = kept(world.log.entries, b"FC:")
     if at != recovered.committed_close:
         assert at == recovered.hinted_close, "an endpoint is ahead by the hinted one at most"
-        through = through.reduce(recovered.hinted_frontier)
-    assert world.endpoint.rows() == world.source.sums(commits_of(through))
+        hinted = kept(world.log.entries, b"FH:")
+        through = {
+            place: max(through.get(place, 0), hinted.get(place, 0)) for place in (*through, *hinted)
+        }
+    check_tables(world, through)
+
+
+def check_tables(world: World, through: Mapping[Place, int]) -> None:
+    """Every table holds what was read for it, also one that no binding fills now.
+
+    Of that, some may still be staged: it is applied when the binding comes back.
+    """
+    units = units_of(world.log.whole.decode(world.log.entries).connector_state)
+    for table in world.endpoint.tables.values():
+        reached = {journal: at for (journal, key), at in through.items() if key == table.state_key}
+        if world.pattern is Pattern.DIRECT:
+            latest = world.source.latest(reached)
+            assert all(table.latest[key] >= row for key, row in latest.items())
+        else:
+            sums = dict(table.sums)
+            for close, files in sorted(units.items()):
+                if int(close, 16) > table.applied and table.state_key in files:
+                    sums |= world.endpoint.units[files[table.state_key]][table.state_key]
+            assert sums == world.source.sums(reached), table.state_key
 
 
 def check_history(world: World) -> None:
     """Commits follow each other without a gap or an overlap, under clocks that only grow."""
-    closes = [record.committed_close for record in world.log.history if record.committed_close]
+    records = [each.record for each in world.log.history]
+    closes = [record.committed_close for record in records if record.committed_close]
     assert closes == sorted(set(closes))
-    reached: dict[str, int] = {}
-    hinted: dict[str, int] = {}
-    for record in world.log.history:
+    reached: Mapping[Place, int] = {}
+    hinted: dict[Place, int] = {}
+    for appended in world.log.history:
+        record, layout = appended.record, appended.layout
+        active = set(layout.state_keys.values())
+        here = {place: at for place, at in hinted.items() if place[1] in active}
         if record.hinted_frontier is not None:
-            again = commits_of(record.hinted_frontier)
-            assert not hinted or again == hinted, "what was hinted is replayed, no more, no less"
+            again = positions_of(record.hinted_frontier, layout)
+            assert not here or again == here, "what was hinted is replayed, no more, no less"
             hinted = again
-        if record.committed_frontier is None:
+        if not record.committed_close:
             continue
-        moved = commits_of(record.committed_frontier)
-        assert not hinted or moved == hinted, "what was hinted is committed, no more, no less"
-        hinted = {}
-        assert all(commit > reached.get(journal, 0) for journal, commit in moved.items())
-        reached.update(moved)
+        after = kept(appended.entries, b"FC:")
+        assert all(after[place] >= at for place, at in reached.items() if place in after)
+        moved = {place: at for place, at in after.items() if at > reached.get(place, 0)}
+        expected = {
+            place: at
+            for place, at in (hinted if record.commit_hinted else here).items()
+            if not is_superseded(place[1], appended.entries)
+        }
+        assert not expected or moved == expected, "what was hinted is committed, no more, no less"
+        hinted, reached = {}, after
         torn = [
-            clock
+            (clock, state_key)
             for clock, journals in world.source.commits
-            if len({reached.get(journal, 0) >= clock for journal in journals}) > 1
+            for state_key in {key for _, key in reached}
+            if len({reached.get((journal, state_key), 0) >= clock for journal in journals}) > 1
         ]
         assert not torn, "a transaction of the source is committed whole"
 
 
-def check_end(world: World) -> None:
-    """Everything was read, and everything happened once."""
-    check_history(world)
-    recovered = LAYOUT.decode(world.log.entries)
-    assert commits_of(recovered.committed_frontier) == world.source.end
-    if world.pattern is Pattern.DIRECT:
-        assert world.endpoint.latest == world.source.latest()
-    else:
-        assert world.endpoint.rows() == world.source.sums(world.source.end)
-    assert not units_of(recovered.connector_state), "what was applied is forgotten"
+def is_superseded(state_key: str, entries: Entries) -> bool:
+    """Whether the table has been emptied for a later backfill, or is about to be."""
+    table, _, counter = state_key.rpartition(".v")
+    return int(counter) < int.from_bytes(entries.get(f"VK:{table}".encode(), b""), "big")
 
-    committed = [record for record in world.log.history if record.committed_close]
+
+def check_end(world: World) -> None:
+    """Everything was read by who is there, and everything happened once."""
+    check_history(world)
+    recovered = world.log.whole.decode(world.log.entries)
+    check_tables(world, kept(world.log.entries, b"FC:"))
+    for bound in world.catalog:
+        if bound.disabled:
+            continue
+        table = world.endpoint.tables[bound.table]
+        assert table.state_key == bound.state_key
+        if world.pattern is Pattern.DIRECT:
+            assert table.latest == world.source.latest(world.source.end)
+        else:
+            assert table.sums == world.source.sums(world.source.end)
+    waiting = {key for files in units_of(recovered.connector_state).values() for key in files}
+    active = {bound.state_key for bound in world.catalog if not bound.disabled}
+    assert not waiting & active, "what was applied is forgotten"
+
+    records = [each.record for each in world.log.history]
+    committed = [record for record in records if record.committed_close]
     counted = sorted(visible_stats(world))
     assert counted == sorted(int(record.committed_close) for record in committed)
     transactions = [world.known[record.committed_close] for record in committed]

@@ -71,6 +71,10 @@ UNLIMITED: Final = "ops/"
 UNNAMED_S_MAX: Final = 3600
 """The age of an object that no journal names, above which garbage collection may have taken it."""
 
+OPEN_S_MAX: Final = 24 * 3600
+"""The age of a transaction above which it cannot be closed any more. Readers forget a writer that
+has left one open for twice as long."""
+
 _OBJECT = failpoints.declare("publisher.object", "an object is written, no record names it yet")
 _ROWS = failpoints.declare("publisher.rows", "rows are appended, their ACKs are not")
 _FLUSHED = failpoints.declare("publisher.flushed", "all rows are appended, there are no intents")
@@ -235,6 +239,8 @@ class Publisher:
         self._parts: dict[str, _Part] = {}
         self._unnamed_since: Clock | None = None
         """Not after the first object was finished that no journal names."""
+        self._open_since: Clock | None = None
+        """When the transaction was begun."""
         self._unwritten: Intents | None = None
         self._retired = False
 
@@ -259,6 +265,7 @@ class Publisher:
                 return
             target = await self._target(binding)
             now = self._fresh()
+            self._open_since = self._open_since or now
             first = update(Clock(self._clock + 1), now)
             self._clock = Clock(first + documents.num_rows - 1)
             rows = stamped(
@@ -292,7 +299,7 @@ class Publisher:
             await self._append_fragments()
             failpoints.hit(_FLUSHED)
             self._unwritten = intents = self._intents()
-            self._parts = {}
+            self._parts, self._open_since = {}, None
             failpoints.hit(_INTENTS)
             return intents
 
@@ -319,7 +326,7 @@ class Publisher:
             for parts in closing.acks:
                 await self._append(parts)
                 failpoints.hit(_ACKS)
-            self._parts, self._unnamed_since = {}, None
+            self._parts, self._unnamed_since, self._open_since = {}, None, None
             failpoints.hit(_DONE)
             await self._seal(intents)
             return intents
@@ -371,6 +378,12 @@ class Publisher:
                 "the transaction stood still for too long",
                 why="objects that no journal names within an hour may be taken for garbage",
                 fix="flush, or commit, before waiting for anything",
+            )
+        if self._open_since and delta(now, self._open_since) > duration(OPEN_S_MAX):
+            raise PenstockError(
+                "the transaction has been open for more than a day",
+                why="readers take its writer for dead, and would not see what it commits",
+                fix="append again, in smaller transactions",
             )
         return now
 

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.model.clock import Producer
 from penstock.model.completed import STALENESS_HORIZON
 from penstock.model.frontier import Frontier
+from penstock.model.frontier_table import Mask, Table
 from penstock.model.producer_frontier import OBSERVED_FLOOR
 
 PRUNE_BYTES: Final = 1 << 30
@@ -48,6 +49,27 @@ def prepare_resume(committed: Frontier, hinted: Frontier) -> Frontier:
     )
 
 
+def open_spans(frontier: Frontier) -> list[tuple[str, Producer, int]]:
+    """The journal, producer and first offset of every span that is open at the cut."""
+    table = frontier.table
+    rows = np.flatnonzero(_open(table))
+    return [
+        (table.keys[at][0], Producer(producer), offset)
+        for at, producer, offset in zip(
+            table.key_of(rows).tolist(),
+            table.producer[rows].tolist(),
+            table.offset[rows].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _open(table: Table) -> Mask:
+    """`ProducerFrontier.is_open`, for columns."""
+    at_row_0: Mask = (table.offset == 0) & (table.last_commit == OBSERVED_FLOOR)
+    return (table.offset > 0) | at_row_0
+
+
 def prune_producers(
     frontier: Frontier,
     *,
@@ -65,6 +87,8 @@ def prune_producers(
     - it is `prune_bytes` behind the furthest, by `byte_position` of a journal's offset, so that a
       resumed read will not meet it again;
     - its span is closed, or `retired` says that its writer is gone and left no ACK to be written.
+
+    Of a writer that never committed, nothing here tells the age: `retired` must know.
     """
     if prune_bytes < 1:
         raise ValueError("the furthest producer marks where to resume, and must not be forgotten")
@@ -73,7 +97,7 @@ def prune_producers(
     stale = (table.hinted_commit <= table.last_commit) & (
         newest - table.last_commit >= STALENESS_HORIZON
     )
-    is_open = (table.offset > 0) | ((table.offset == 0) & (table.last_commit == OBSERVED_FLOOR))
+    is_open = _open(table)
     furthest = table.greatest(np.abs(table.offset))
     forgotten = np.zeros(len(stale), np.bool_)
     candidates = np.flatnonzero(stale)

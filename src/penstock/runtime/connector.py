@@ -22,7 +22,11 @@ Obligations, whatever the pattern:
 - `apply` can be repeated from any half-way point, and touches no data of unchanged bindings.
 - `open` of an ENDPOINT raises the fence first and reads the checkpoint then; it refuses if a
   greater fence is there. Otherwise a predecessor that only slept could commit after the reading.
-- `acknowledge` is the first call of every session, and idempotent.
+- `acknowledge` is the first call of every session, and idempotent. The catalog may have been edited
+  since the transaction was committed: a unit that is named for a target which the task does not
+  have now stays named until it has, or until its table has been emptied for another state key.
+- `apply` knows from the endpoint itself under which state key a table was filled, whatever was
+  applied last: a target may have been gone for a while.
 - `start_commit` is never repeated blindly: after a lost connection, the stored checkpoint tells.
 - Nothing of the configuration that is secret appears in an error, a log or a `repr`.
 

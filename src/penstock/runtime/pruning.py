@@ -3,38 +3,156 @@
 Every writer that ever was is an entry of the task's frontier, so what a task recovers would grow
 with its age. Those that are two days and a gigabyte behind are forgotten (`model.durable`), once
 there are many: to know how far behind they are takes a listing of their journals.
+
+**Abandoned writers** have left a span open, and nobody will ever close it: they died between their
+rows and the ACK. A frontier cannot tell them from writers at work, so it is told from elsewhere:
+
+- The span began two days ago, by this clock and by the newest commit of the journal. A publisher
+  refuses to close one that is older than a day (`journal.publisher`).
+- The ACK is not on its way: no recovery log names the producer in its ACK intents, and the journal
+  is not the one that a task writes its statistics to while nobody has settled with its endpoint
+  whether its last transaction counts; the endpoint may know an ACK that no log does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from penstock.journal.journals import Journals
-from penstock.journal.state import AckRecord, JournalState
+from penstock.consensus.replicas import load_all
+from penstock.consensus.store import Consensus
+from penstock.journal.codec import decode_page
+from penstock.journal.planning import Planner
+from penstock.journal.state import AckRecord, Fragment, JournalState, Record
 from penstock.model.byte_progress import byte_position
-from penstock.runtime.recovery import Recovered, prune
+from penstock.model.clock import NEVER, Clock, Producer, delta
+from penstock.model.completed import STALENESS_HORIZON
+from penstock.model.durable import PRUNE_BYTES, open_spans
+from penstock.model.frontier import Frontier
+from penstock.runtime import ops
+from penstock.runtime.recovery import Layout, Recovered, RecoveryMachine, prune
 
-ENTRIES_MIN: Final = 1000
-"""Fewer than these are not worth a listing."""
+TASKS: Final = "task/"
+"""The prefix of the keys of recovery logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """When forgetting is worth it."""
+
+    entries_min: int = 1000
+    """Fewer than these are not worth a listing."""
+    prune_bytes: int = PRUNE_BYTES
 
 
 async def pruned(
     recovered: Recovered,
-    journals: Journals,
+    planner: Planner,
     collections: Iterable[str],
     *,
-    entries_min: int = ENTRIES_MIN,
+    now: Clock,
+    options: Pruning = Pruning(),  # noqa: B008 - frozen
 ) -> Recovered:
     """What a task recovers, without the writers that will not be heard of again."""
-    if len(recovered.committed_frontier.table.producer) < entries_min:
+    committed = recovered.committed_frontier
+    if len(committed.table.producer) < options.entries_min:
         return recovered
     states = {
         journal.name: journal.state
         for collection in dict.fromkeys(collections)
-        for journal in await journals.list(collection)
+        for journal in await planner.journals.list(collection)
     }
-    return prune(recovered, byte_position=positions(states))
+    return prune(
+        recovered,
+        byte_position=positions(states),
+        retired=await _abandoned(committed, states, planner, now),
+        prune_bytes=options.prune_bytes,
+    )
+
+
+# --------------------------------------------------------------------------------- abandoned spans
+
+
+async def _abandoned(
+    committed: Frontier, states: Mapping[str, JournalState], planner: Planner, now: Clock
+) -> Collection[Producer]:
+    """The producers of open spans that nobody will close."""
+    spans = open_spans(committed)
+    if not spans:
+        return ()
+    expected = await expected_acks(planner.journals.store)
+    newest = _newest_commits(committed)
+    alive: set[Producer] = set()
+    for journal, producer, begin in spans:
+        if producer in alive or producer in expected.producers or journal in expected.journals:
+            alive.add(producer)
+            continue
+        state = states.get(journal)
+        began = None if state is None else await _clock_at(planner, state, producer, begin)
+        if began is None or delta(min(now, newest[journal]), began) < STALENESS_HORIZON:
+            alive.add(producer)
+    return {producer for _, producer, _ in spans} - alive
+
+
+def _newest_commits(committed: Frontier) -> dict[str, Clock]:
+    """The newest commit that was read, by journal."""
+    newest: dict[str, Clock] = {}
+    table = committed.table
+    for (journal, _), clock in zip(
+        table.keys, table.greatest(table.last_commit).tolist(), strict=True
+    ):
+        newest[journal] = max(newest.get(journal, NEVER), Clock(clock))
+    return newest
+
+
+async def _clock_at(
+    planner: Planner, state: JournalState, producer: Producer, begin: int
+) -> Clock | None:
+    """When the span was begun that a producer has open at an offset; None if it is not there."""
+    records: Iterable[Record] = state.records
+    for page in state.pages:
+        if page.begin <= begin < page.end:
+            records = decode_page(await asyncio.to_thread(planner.blobs.read, page.path))
+    for record in records:
+        if isinstance(record, Fragment) and record.begin <= begin < record.end:
+            return next(
+                (
+                    run.clock_max  # not before any row of it
+                    for run in record.runs_at()
+                    if run.producer == producer and run.first_offset <= begin <= run.last_offset
+                ),
+                None,
+            )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAcks:
+    """ACKs that are still to be written, or may be."""
+
+    producers: frozenset[Producer]
+    journals: frozenset[str]
+    """Of any producer."""
+
+
+async def expected_acks(store: Consensus) -> ExpectedAcks:
+    """What the recovery logs of all tasks say of ACKs to come."""
+    producers: set[Producer] = set()
+    journals: set[str] = set()
+    nobody = Layout({})
+    loaded = await load_all(store, TASKS, RecoveryMachine())
+    for key, replica in loaded.replicas.items():
+        recovered = nobody.decode(replica.state)
+        producers.update(commit.producer for commit in recovered.ack_intents.commits)
+        if recovered.hinted_close > recovered.committed_close:
+            task = key.removeprefix(TASKS)
+            journals.add(str(ops.journal_of(ops.STATS, kind="materialization", task=task)))
+    return ExpectedAcks(frozenset(producers), frozenset(journals))
+
+
+# ------------------------------------------------------------------------------------------- bytes
 
 
 def positions(states: Mapping[str, JournalState]) -> Callable[[str, int], int]:

@@ -14,15 +14,23 @@ map into a `Recovered`.
     trigger-params, trigger-params-hinted     variables awaiting delivery            commit, hint
     last-applied                              fingerprint and spec last applied      apply
     committed-close, hinted-close             clocks                                 commit, hint
+    VK:{resource}                             least backfill counter that may run    before apply
 
 **Hinted and committed.** A transaction's extents are *hinted* before anything that somebody could
 see happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
 either the endpoint says that it did, and the hint is folded into what is committed, or exactly the
 hinted extents are replayed.
 
-Positions are kept by *state key*, not by the index of a binding: bindings may be added, removed and
-reordered. Entries of bindings that are gone stay in the log and out of the session; a backfill is a
-new state key.
+**Between two sessions the catalog may change.** Positions are kept by *state key*, not by the index
+of a binding: bindings may be added, removed, disabled and reordered. Entries of bindings that are
+gone stay in the log and out of the session, and count all the same:
+
+- A hinted transaction that the endpoint committed is folded in for *every* state key it hinted. A
+  binding that is disabled just now finds its rows stored when it comes back.
+- Of one that was not committed, the part of the bindings that are there is replayed. The rest never
+  happened: it is read when the binding comes back.
+- A backfill is a new state key. Its table is emptied for it, so the counter never goes down, and
+  positions under lower ones are dropped before the table is.
 """
 
 from __future__ import annotations
@@ -34,10 +42,10 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UserError
 from penstock.journal.transaction import Intents
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
-from penstock.model.durable import prepare_resume, prune_producers
+from penstock.model.durable import PRUNE_BYTES, prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
@@ -68,6 +76,8 @@ class Persist:
     hinted_close: Clock = NEVER
     hinted_frontier: Frontier | None = None
     """Replaces what was hinted."""
+    commit_hinted: bool = False
+    """All that was hinted is committed now, whichever bindings the session has."""
     patches: Patches = ()
     """Merged into the connector's state, in order."""
     max_keys: Mapping[int, bytes] = field(default_factory=dict)
@@ -96,6 +106,8 @@ class Recovered:
     last_applied: bytes | None = None
     trigger_params: bytes | None = None
     hinted_trigger_params: bytes | None = None
+    others_committed: bool = False
+    """Positions are committed of bindings that this session does not have."""
 
     @property
     def resume(self) -> Frontier:
@@ -123,6 +135,7 @@ _TRIGGER_HINTED: Final = b"trigger-params-hinted"
 _APPLIED: Final = b"last-applied"
 _COMMITTED_CLOSE: Final = b"committed-close"
 _HINTED_CLOSE: Final = b"hinted-close"
+_LEAST_BACKFILL: Final = b"VK:"
 
 _CLOCK_BYTES: Final = 8
 _PRODUCER_BYTES: Final = 6
@@ -181,23 +194,35 @@ class RecoveryMachine:
         return _decode_entries(data)
 
 
+def _reads_all(binding: int, journal: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The durable names of a task's bindings: their state keys, by index."""
 
     state_keys: Mapping[int, str]
+    reads: Callable[[int, str], bool] = _reads_all
+    """Whether a binding reads a journal, as its source is selected now: what it does not read can
+    not be replayed."""
 
-    def encode(self, persist: Persist) -> tuple[Op, ...]:
-        """The record of a `Persist`."""
-        return tuple(self._ops(persist))
+    def encode(self, persist: Persist, entries: Entries) -> tuple[Op, ...]:
+        """The record of a `Persist`, to be appended to these entries."""
+        return tuple(self._ops(persist, entries))
 
-    def _ops(self, persist: Persist) -> Iterator[Op]:
+    def _ops(self, persist: Persist, entries: Entries) -> Iterator[Op]:
         if persist.ack_intents is not None:
             yield "put", _INTENTS, persist.ack_intents.encode()
         if persist.committed_close:
             yield "put", _COMMITTED_CLOSE, _clock_out(persist.committed_close)
         if persist.committed_frontier is not None:
             yield from self._positions("join", _COMMITTED, persist.committed_frontier)
+        if persist.commit_hinted:
+            for key in sorted(entries):
+                if key.startswith(_HINTED):
+                    yield "join", _COMMITTED + key.removeprefix(_HINTED), entries[key]
+            yield "del-prefix", _HINTED, b""
         if persist.patches:
             yield "merge", _STATE, encode_patches(persist.patches)
         if persist.hinted_close:
@@ -244,7 +269,7 @@ class Layout:
             committed_frontier=_frontier(entries, _COMMITTED, bindings),
             ack_intents=Intents() if intents is None else Intents.decode(intents),
             hinted_close=_clock_of(entries, _HINTED_CLOSE),
-            hinted_frontier=_frontier(entries, _HINTED, bindings),
+            hinted_frontier=_frontier(entries, _HINTED, bindings, self.reads),
             connector_state=_json(entries.get(_STATE, b"{}")),
             max_keys=max_keys,
             last_source_clocks={
@@ -253,7 +278,35 @@ class Layout:
             last_applied=entries.get(_APPLIED),
             trigger_params=entries.get(_TRIGGER),
             hinted_trigger_params=entries.get(_TRIGGER_HINTED),
+            others_committed=any(
+                _place(key, _COMMITTED)[1] not in bindings
+                for key in entries
+                if key.startswith(_COMMITTED)
+            ),
         )
+
+    def supersede(self, entries: Entries) -> tuple[Op, ...]:
+        """The record that raised backfill counters need before their tables are emptied.
+
+        Raises `UserError` for a counter that went down: its positions would be those of a table
+        that was emptied since.
+        """
+        least: dict[str, int] = {
+            name: int.from_bytes(value, "big") for name, value in _under(entries, _LEAST_BACKFILL)
+        }
+        known = {key: _backfill_of(_state_key_of(key)) for key in entries if _is_of_binding(key)}
+        for resource, backfill in known.values():
+            least[resource] = max(least.get(resource, 0), backfill)
+        record: list[Op] = []
+        for index, state_key in sorted(self.state_keys.items()):
+            resource, backfill = _backfill_of(state_key)
+            if backfill < least.get(resource, 0):
+                raise _lowered(index, resource, backfill, least[resource])
+            old = [key for key, of in known.items() if of[0] == resource and of[1] < backfill]
+            if old:
+                record.append(("max", _LEAST_BACKFILL + resource.encode(), _counter_out(backfill)))
+                record += [("del", key, b"") for key in sorted(old)]
+        return tuple(record)
 
     def forget(self, entries: Entries, kept: Frontier) -> tuple[Op, ...]:
         """The record that drops the committed positions which `kept` has not, of its bindings."""
@@ -272,14 +325,19 @@ class Layout:
         )
 
 
-def _frontier(entries: Entries, prefix: bytes, bindings: Mapping[str, int]) -> Frontier:
+def _frontier(
+    entries: Entries,
+    prefix: bytes,
+    bindings: Mapping[str, int],
+    reads_it: Callable[[int, str], bool] = _reads_all,
+) -> Frontier:
     """The positions under a prefix, of bindings that are still there."""
     reads: dict[tuple[str, int], list[ProducerFrontier]] = {}
     for key, value in entries.items():
         if not key.startswith(prefix):
             continue
         journal, state_key, producer = _place(key, prefix)
-        if state_key not in bindings:
+        if state_key not in bindings or not reads_it(bindings[state_key], journal):
             continue
         entry = _position_in(value, producer)
         reads.setdefault((journal, bindings[state_key]), []).append(entry)
@@ -324,6 +382,37 @@ def _place(key: bytes, prefix: bytes) -> tuple[str, str, Producer]:
         raise MalformedLog(
             "a position has a malformed key", where=repr(key), why=str(error)
         ) from None
+
+
+def _is_of_binding(key: bytes) -> bool:
+    return key.startswith((_COMMITTED, _HINTED, _MAX_KEY))
+
+
+def _state_key_of(key: bytes) -> str:
+    if key.startswith(_MAX_KEY):
+        return key.removeprefix(_MAX_KEY).decode()
+    return _place(key, _COMMITTED)[1]  # prefixes of positions are of one length
+
+
+def _backfill_of(state_key: str) -> tuple[str, int]:
+    """The resource that a state key is about, and its backfill counter."""
+    resource, _, counter = state_key.rpartition(".v")
+    return (resource, int(counter)) if counter.isdecimal() else (state_key, 0)
+
+
+def _counter_out(counter: int) -> bytes:
+    return counter.to_bytes(_CLOCK_BYTES, "big")  # bytes sort as counters do
+
+
+def _lowered(index: int, resource: str, backfill: int, least: int) -> UserError:
+    return UserError(
+        f"`backfill` of binding {index} went down to {backfill}: it was {least} before",
+        where=f"resource {resource}",
+        why="the table was emptied for the higher counter, and what the lower one had stored there "
+        "is gone",
+        fix=f"`backfill: {least}` goes on with the table as it is, "
+        f"`backfill: {least + 1}` fills it anew",
+    )
 
 
 def _under(entries: Entries, prefix: bytes) -> Iterator[tuple[str, bytes]]:
@@ -406,14 +495,39 @@ def reconcile(
     hinted transaction at most. If it is ahead, that transaction counts: it is folded in, and its
     ACKs and triggers are still to be done.
     """
+    ahead = _ahead(recovered, endpoint, endpoint_commits=endpoint_commits)
+    return ahead or _uneventful(recovered)
+
+
+def _uneventful(recovered: Recovered) -> Persist | None:
+    """What to persist of a hinted transaction that read no commit: nothing of it is replayed.
+
+    It is as good as committed, and a session that resumes behind it reports only what it hears
+    itself. Spans that were open there would be forgotten with the next commit.
+    """
+    resume = recovered.resume
+    if resume.unresolved_hints or resume == recovered.committed_frontier:
+        return None
+    return Persist(committed_frontier=recovered.hinted_frontier)
+
+
+def _ahead(
+    recovered: Recovered, endpoint: EndpointCheckpoint | None, *, endpoint_commits: bool
+) -> Persist | None:
+    """What to persist if the endpoint has committed the hinted transaction.
+
+    Where no position is left, every table is filled anew, and nothing depends on the endpoint's
+    past.
+    """
+    depends = bool(recovered.committed_frontier) or recovered.others_committed
     if endpoint is None:
-        if endpoint_commits and recovered.committed_close:
+        if endpoint_commits and recovered.committed_close and depends:
             raise EndpointMismatch(
                 "the endpoint has lost its checkpoint",
                 why=f"the recovery log committed {recovered.committed_close:#x}, "
                 "and the endpoint committed nothing",
                 fix="was the database replaced, or emptied? Bring it back, or raise `backfill` of "
-                "the bindings to build their tables anew",
+                "all bindings, also of disabled ones, to build their tables anew",
             )
         return None
     if endpoint.close == recovered.committed_close:
@@ -421,17 +535,19 @@ def reconcile(
     if endpoint.close == recovered.hinted_close:
         return Persist(
             committed_close=recovered.hinted_close,
-            committed_frontier=recovered.hinted_frontier,
+            commit_hinted=True,
             ack_intents=endpoint.ack_intents,
             trigger_params=recovered.hinted_trigger_params,
             delete_hinted_trigger_params=True,
         )
+    if not depends:
+        return None
     raise EndpointMismatch(
         f"the endpoint committed transaction {endpoint.close:#x}, which this task does not know",
         why=f"the recovery log committed {recovered.committed_close:#x} "
         f"and hinted {recovered.hinted_close:#x}",
         fix="was the endpoint, or the consensus store, restored from a backup? "
-        "Raise `backfill` of the bindings to build their tables anew",
+        "Raise `backfill` of all bindings, also of disabled ones, to build their tables anew",
     )
 
 
@@ -440,6 +556,7 @@ def prune(
     *,
     byte_position: Callable[[str, int], int],
     retired: Container[Producer] = frozenset(),
+    prune_bytes: int = PRUNE_BYTES,
 ) -> Recovered:
     """Without the producers that will not be heard of again; those that were hinted stay."""
     hinted = recovered.hinted_frontier.table
@@ -451,7 +568,9 @@ def prune(
         offset=np.zeros(len(hinted.producer), np.int64),
     )
     guarded = recovered.committed_frontier.reduce(Frontier(table=guards))
-    kept = prune_producers(guarded, byte_position=byte_position, retired=retired)
+    kept = prune_producers(
+        guarded, byte_position=byte_position, retired=retired, prune_bytes=prune_bytes
+    )
     return replace(recovered, committed_frontier=_common(recovered.committed_frontier, kept))
 
 

@@ -32,6 +32,7 @@ from penstock.runtime.connector import (
     DELETE,
     Applied,
     Attempt,
+    FencedEndpoint,
     Pattern,
     Staged,
     Target,
@@ -60,6 +61,7 @@ class Table:
             connection.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT, row TEXT)")
             connection.execute("CREATE INDEX IF NOT EXISTS by_key ON rows (key)")
             connection.execute("CREATE TABLE IF NOT EXISTS applied (close INTEGER)")
+            connection.execute("CREATE TABLE IF NOT EXISTS filled (state_key TEXT, epoch INTEGER)")
             yield connection
             connection.execute("COMMIT")
         finally:
@@ -89,20 +91,42 @@ class Table:
                 values = (key, json.dumps(row, default=str))
                 connection.execute("INSERT INTO rows VALUES (?, ?)", values)
 
-    def empty(self) -> None:
+    def state_key(self) -> str | None:
+        """Under which state key it was filled."""
         with self.transaction() as connection:
-            connection.execute("DELETE FROM rows")
+            return _filled(connection)[0]
 
-    def apply(self, close: Clock, store: Callable[[sqlite3.Connection], None]) -> bool:
-        """Store, unless this or a later transaction was applied; the guard moves with the rows."""
+    def prepare(self, state_key: str, epoch: int) -> None:
+        """Empty it if it was filled under another state key; refuse an older session than that."""
+        with self.transaction() as connection:
+            before, newest = _filled(connection)
+            if epoch < newest:
+                raise FencedEndpoint(f"session {epoch} is over: {newest} has {self.path.stem}")
+            if before not in (None, state_key):
+                connection.execute("DELETE FROM rows")
+            connection.execute("DELETE FROM filled")
+            connection.execute("INSERT INTO filled VALUES (?, ?)", (state_key, epoch))
+
+    def apply(
+        self, state_key: str, close: Clock, store: Callable[[sqlite3.Connection], None]
+    ) -> bool:
+        """Store, unless this or a later transaction was applied; the guard moves with the rows.
+
+        What was staged under another state key than the table has now is out of date.
+        """
         with self.transaction() as connection:
             last = connection.execute("SELECT max(close) FROM applied").fetchone()[0]
-            if last is not None and close <= last:
+            if _filled(connection)[0] != state_key or (last is not None and close <= last):
                 return False
             store(connection)
             connection.execute("DELETE FROM applied")
             connection.execute("INSERT INTO applied VALUES (?)", (close,))
         return True
+
+
+def _filled(connection: sqlite3.Connection) -> tuple[str | None, int]:
+    found = connection.execute("SELECT state_key, epoch FROM filled").fetchone()
+    return (None, 0) if found is None else (found[0], found[1])
 
 
 def _keys(target: Target, rows: Any) -> list[str]:  # noqa: ANN401
@@ -178,11 +202,8 @@ class _Connector:
 
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         self.check()
-        before = {} if last is None else {target.path: target for target in last.targets}
         for target in task.targets:
-            was = before.get(target.path)
-            if was is not None and was.state_key != target.state_key:
-                table(self.directory, target).empty()
+            table(self.directory, target).prepare(target.state_key, epoch)
         return Applied(description="")
 
 
@@ -240,8 +261,9 @@ class FilesStager:
 class FilesSession:
     """Names units when a transaction starts to commit, and applies them once it counts.
 
-    The state is `{"units": {close: {state key: [file, …]}}}`: by the state key, since what was
-    staged for a target that has been emptied since must not come back.
+    The state is `{"units": {close: {state key: {"table": …, "files": [file, …]}}}}`: by the state
+    key, since what was staged for a target that has been emptied since must not come back. What is
+    named for a target that the task does not have now is committed, and stays named until it has.
     """
 
     checkpoint = None
@@ -259,47 +281,59 @@ class FilesSession:
         self, close: Clock, staged: Sequence[Staged], checkpoint: bytes, patches: Sequence[Json]
     ) -> Sequence[Json]:
         """Nothing happens: what is named here becomes true with the recovery log's record."""
-        files: dict[str, Json] = {}
-        for each in staged:
-            names = files.setdefault(self._targets[each.binding].state_key, [])
-            if isinstance(names, list):
-                names.append(each.at)
-        return ({"units": {f"{close:016x}": files}},) if files else ()
+        units: dict[str, Json] = {}
+        for target in self._targets.values():
+            files: list[Json] = [each.at for each in staged if each.binding == target.binding]
+            if files:
+                units[target.state_key] = {"table": target.path[0], "files": files}
+        return ({"units": {f"{close:016x}": units}},) if units else ()
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
-        """Apply every unit that is named, oldest first, and forget it."""
+        """Apply every unit that is named for a target of this task, oldest first, and forget it."""
         self._state = apply_patches(self._state, patches)
         units = self._state.get("units", {}) if isinstance(self._state, dict) else {}
-        if not isinstance(units, dict) or not units:
+        if not isinstance(units, dict):
             return ()
-        for close, files in sorted(units.items()):
-            if isinstance(files, dict):
-                self._apply(Clock(int(close, 16)), files)
-        forget: Json = {"units": dict.fromkeys(units)}
-        self._state = apply_patches(self._state, (forget,))
-        return (forget,)
-
-    def _apply(self, close: Clock, files: Mapping[str, Json]) -> None:
-        for target in self._targets.values():
-            names = files.get(target.state_key)
-            if not isinstance(names, list):
+        forget: dict[str, Json] = {}
+        for close, named in sorted(units.items()):
+            if not isinstance(named, dict):
                 continue
-            paths = [self._directory / "staged" / str(name) for name in names]
+            done: dict[str, Json] = {
+                state_key: None
+                for state_key, unit in named.items()
+                if isinstance(unit, dict) and self._apply(Clock(int(close, 16)), state_key, unit)
+            }
+            if done:
+                forget[close] = None if len(done) == len(named) else done
+        if not forget:
+            return ()
+        self._state = apply_patches(self._state, ({"units": forget},))
+        return ({"units": forget},)
 
-            def store(
-                connection: sqlite3.Connection,
-                target: Target = target,
-                paths: Sequence[Path] = paths,
-            ) -> None:
-                for path in paths:
-                    with _pa.memory_map(str(path)) as source:
-                        rows = _pa.ipc.open_file(source).read_all()
-                    table(self._directory, target).store(connection, target, rows)
+    def _apply(self, close: Clock, state_key: str, unit: Mapping[str, Json]) -> bool:
+        """Whether a unit is done with: it is applied, or its table was emptied since."""
+        where, names = Table(self._directory / f"{unit['table']}.db"), unit["files"]
+        paths = [
+            self._directory / "staged" / str(name)
+            for name in (names if isinstance(names, list) else ())
+        ]
+        target = next((t for t in self._targets.values() if t.state_key == state_key), None)
+        if target is None and where.state_key() == state_key:
+            return False
 
-            table(self._directory, target).apply(close, store)
+        def store(connection: sqlite3.Connection) -> None:
+            for path in paths:
+                with _pa.memory_map(str(path)) as source:
+                    rows = _pa.ipc.open_file(source).read_all()
+                if target is not None:
+                    where.store(connection, target, rows)
+
+        if target is not None:
+            where.apply(state_key, close, store)
             failpoints.hit(_APPLIED)
-            for path in paths:  # only now: the guard is durable
-                path.unlink(missing_ok=True)
+        for path in paths:  # only now: the guard is durable
+            path.unlink(missing_ok=True)
+        return True
 
     def sweep(self, keep: Sequence[Staged]) -> None:
         """Remove staged files that no unit of the state names."""

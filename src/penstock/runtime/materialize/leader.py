@@ -30,10 +30,10 @@ from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.garbage import uncollected
 from penstock.journal.blobs import spark_root
-from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
+from penstock.journal.selector import MisnamedJournal
 from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
@@ -77,7 +77,7 @@ from penstock.runtime.materialize.messages import (
 from penstock.runtime.materialize.state import Done, Idle, Leader
 from penstock.runtime.materialize.work import Jobs, Progress, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
-from penstock.runtime.pruning import pruned
+from penstock.runtime.pruning import TASKS, Pruning, pruned
 from penstock.runtime.recovery import (
     NO_INTENTS,
     EndpointCheckpoint,
@@ -107,6 +107,9 @@ T = TypeVar("T")
 Log = StateLog[Entries, tuple[Op, ...]]
 
 _LEADS = failpoints.declare("leader.after-epoch", "a leader has taken the recovery log over")
+_SUPERSEDED = failpoints.declare(
+    "leader.after-supersede", "positions are dropped of tables that a backfill will empty"
+)
 _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
 _APPLIED = failpoints.declare("leader.after-apply", "the endpoint was applied to, not recorded yet")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
@@ -153,6 +156,7 @@ class World:
     """Where recovery logs are, if not beside the journals: of a preview, which publishes nothing
     either, and leaves nothing behind in the journals' store."""
     shuffle: ShuffleOptions = field(default_factory=ShuffleOptions)
+    pruning: Pruning = Pruning()  # noqa: RUF009 - frozen
 
 
 class Ended(enum.Enum):
@@ -188,7 +192,7 @@ class Control:
 
 def recovery_key(task: str) -> str:
     """The key of a task's recovery log."""
-    return f"task/{task}"
+    return f"{TASKS}{task}"
 
 
 async def run_session(built: Built, world: World, control: Control) -> Ended:
@@ -196,22 +200,32 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     store = world.scratch or world.planner.journals.store
     log: Log = await StateLog.lead(store, recovery_key(built.name), RecoveryMachine())
     failpoints.hit(_LEADS)
-    state_keys = {each.binding.index: each.binding.state_key for each in built.targets}
-    recorder = _Recorder(log, Layout(state_keys))
+    recorder = _Recorder(log, _layout(built))
+    await recorder.supersede()
     state = await _apply(built, recorder.recovered, recorder, control)
     endpoint = await asyncio.to_thread(
         built.connector.open, built.task, epoch=_epoch(log), state=state
     )
     try:
         failpoints.hit(_OPENED)
-        recovered = await recorder.prune(
-            await _reconciled(built, endpoint, recorder), world.planner.journals, built.collections
-        )
+        recovered = await recorder.prune(await _reconciled(built, endpoint, recorder), built, world)
         async with _publishing(built, world) as publishing:
             session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
     finally:
         await asyncio.to_thread(endpoint.close)
+
+
+def _layout(built: Built) -> Layout:
+    bindings = {binding.index: binding for binding in built.bindings}
+
+    def reads(index: int, journal: str) -> bool:
+        try:
+            return bindings[index].reads(journal)
+        except MisnamedJournal:
+            return True  # the shuffle says what is wrong with it
+
+    return Layout({index: binding.state_key for index, binding in bindings.items()}, reads)
 
 
 def _epoch(log: Log) -> int:
@@ -241,14 +255,20 @@ class _Recorder:
 
     async def append(self, record: Persist) -> None:
         with uncollected():
-            ops_ = self.layout.encode(record)
+            ops_ = self.layout.encode(record, self.log.state)
         await self.log.append(lambda _: ops_)
 
-    async def prune(
-        self, recovered: Recovered, journals: Journals, collections: Iterable[str]
-    ) -> Recovered:
+    async def supersede(self) -> None:
+        """Drop positions of tables that are to be emptied: before they are, and for good."""
+        if superseded := self.layout.supersede(self.log.state):
+            await self.log.append(lambda _: superseded)
+            failpoints.hit(_SUPERSEDED)
+
+    async def prune(self, recovered: Recovered, built: Built, world: World) -> Recovered:
         """Forget the writers that will not be heard of again, here and in the log."""
-        kept = await pruned(recovered, journals, collections)
+        kept = await pruned(
+            recovered, world.planner, built.collections, now=world.now(), options=world.pruning
+        )
         if forgotten := self.layout.forget(self.log.state, kept.committed_frontier):
             await self.log.append(lambda _: forgotten)
             _log.info("forgot the positions of %d writers of long ago", len(forgotten))

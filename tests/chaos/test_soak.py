@@ -1,0 +1,117 @@
+"""Many small transactions in one process: what it takes up stays flat.
+
+A short run by default, which shows that figures are taken and that nothing runs away;
+`PENSTOCK_CHAOS_SECONDS` makes it as long as that, and prints the table of `docs/RELIABILITY.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.test_runtime_chaos import Endpoint, postgres_endpoint, sqlite_endpoint
+from runtime.sessions import accounts, reduced
+
+SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
+LONG = SECONDS > 0
+SHORT_S = 20.0
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 2 * SECONDS)]
+
+WARM = 0.4
+"""The share of a run after which caches are full, pools have grown and code is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What may be added between the warm part of a run and its end."""
+
+    key: str
+    title: str
+    per_transaction: float = 0.0
+    besides: float = 0.0
+    """Once, however many transactions there were."""
+
+
+TOLERANCES = (
+    Tolerance("python_kb", "Python, KB resident", per_transaction=0.5, besides=3_000),
+    Tolerance("jvm_kb", "JVM, KB resident", besides=150_000),  # its heap grows up to its limit
+    Tolerance("descriptors", "descriptors", besides=4),
+    Tolerance("threads", "threads", besides=4),
+    Tolerance("temporary_files", "temporary files", besides=10),
+    Tolerance("staged_files", "staged files", besides=4),
+    Tolerance("disk_bytes", "stores, bytes", per_transaction=12_000, besides=8 << 20),
+)
+
+
+def run(directory: Path, endpoint: Endpoint, seconds: float) -> tuple[list[dict[str, Any]], int]:
+    """The samples of a run, and how many documents it appended."""
+    temporary = directory / "tmp"
+    temporary.mkdir()
+    command = [
+        sys.executable, "-m", "chaos.soaking", "--data", str(directory / "data"),
+        "--endpoint", json.dumps({"image": endpoint.image, "config": endpoint.config}),
+        "--seconds", str(seconds), "--every", str(max(seconds / 30, 2)),
+    ]  # fmt: skip
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environ = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=False, timeout=seconds + 300
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    *samples, last = map(json.loads, done.stdout.splitlines())
+    return samples, last["appended"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sqlite",
+        pytest.param(
+            "postgres",
+            marks=[
+                pytest.mark.postgres,
+                pytest.mark.skipif(not LONG, reason="a long run only: make chaos"),
+            ],
+        ),
+    ],
+)
+def test_what_a_process_takes_up_does_not_grow_with_its_transactions(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    endpoint = (
+        sqlite_endpoint(tmp_path)
+        if kind == "sqlite"
+        else postgres_endpoint(request.getfixturevalue("postgres_url"))
+    )
+    samples, appended = run(tmp_path, endpoint, SECONDS or SHORT_S)
+    assert endpoint.rows() == reduced(accounts(0, appended, keys=50))
+
+    end = samples[-1]
+    warm = next(s for s in samples if s["transactions"] >= WARM * end["transactions"])
+    between = end["transactions"] - warm["transactions"]
+    lines = [
+        f"{kind}: {end['transactions']} transactions in {end['seconds']:.0f} s",
+        f"{'':24} {'first':>12} {'warm':>12} {'end':>12} {'each':>10} {'allowed':>10}",
+    ]
+    grown = []
+    for each in TOLERANCES:
+        more = end[each.key] - warm[each.key]
+        allowed = each.per_transaction * between + each.besides
+        lines.append(
+            f"{each.title:24} {samples[0][each.key]:12,} {warm[each.key]:12,} {end[each.key]:12,} "
+            f"{more / max(between, 1):10,.2f} {allowed / max(between, 1):10,.2f}"
+        )
+        if more > allowed:
+            grown.append(f"{each.title}: {more:,} more, {allowed:,.0f} allowed")
+    told = "\n".join(lines)
+    print(told)  # noqa: T201
+    assert between > 0, told
+    assert not grown, f"{grown}\n{told}"
