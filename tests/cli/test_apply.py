@@ -92,7 +92,7 @@ def test_a_mistake_is_told_and_nothing_is_recorded(
     assert not (here / ".penstock").exists()
 
 
-IDLE = (  # noqa: S608 - a catalog
+IDLE = (
     CATALOG
     + """
   acme/doubled:
@@ -100,7 +100,7 @@ IDLE = (  # noqa: S608 - a catalog
     schema: {type: object, required: [id], properties: {id: {type: integer}}}
     derive:
       using: {spark: {}}
-      transforms: [{name: all, source: acme/orders, lambda: "SELECT * FROM source"}]
+      transforms: [{name: all, source: acme/orders, lambda: "TABLE source"}]
 captures:
   acme/files:
     endpoint: {connector: {image: penstock/capture-files, config: {path: in}}}
