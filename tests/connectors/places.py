@@ -37,6 +37,10 @@ class Place(Protocol):
 
     def columns(self, table: str = "t") -> dict[str, str]: ...
 
+    def previews(self) -> list[str]:
+        """What is left of previews."""
+        ...
+
 
 @dataclass
 class SqlitePlace:
@@ -66,6 +70,9 @@ class SqlitePlace:
 
     def columns(self, table: str = "t") -> dict[str, str]:
         return dict(self.execute(f"SELECT name, type FROM pragma_table_info('{table}')"))  # noqa: S608
+
+    def previews(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("*preview*"))
 
 
 @dataclass
@@ -120,6 +127,15 @@ class PostgresPlace:
             f"WHERE attrelid = '\"{table}\"'::regclass AND attnum > 0 AND NOT attisdropped"
         )
         return dict(found)
+
+    def previews(self) -> list[str]:
+        return [
+            name
+            for (name,) in self.execute(
+                "SELECT tablename::text FROM pg_tables WHERE schemaname = 'penstock_stage' "
+                "AND tableowner = current_user ORDER BY 1"
+            )
+        ]
 
 
 def start(

@@ -15,15 +15,16 @@ tells. It is read under the row's lock, which a transaction that is still at wor
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import psycopg
 
 from penstock import failpoints
-from penstock.connectors import postgres_tables, sql
+from penstock.connectors import postgres_preview, postgres_tables, sql
 from penstock.connectors.postgres_columns import (
     NAME_BYTES_MAX,
     SYSTEM_COLUMNS,
@@ -32,6 +33,7 @@ from penstock.connectors.postgres_columns import (
     fit,
     type_of,
 )
+from penstock.connectors.postgres_preview import Preview
 from penstock.connectors.postgres_rows import (
     STAGE,
     Carried,
@@ -82,14 +84,20 @@ class Options:
     server: Server
     schema: str
     hard_delete: bool
+    preview: Preview | None = None
+    """What stands for the tables of a run, if it is none."""
 
     @property
     def checkpoints(self) -> str:
-        return quoted(self.schema, CHECKPOINTS)
+        return quoted(*self.place((self.schema, CHECKPOINTS)))
 
     @property
     def tables(self) -> str:
-        return quoted(self.schema, TABLES)
+        return quoted(*self.place((self.schema, TABLES)))
+
+    def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """Where a table is, in this run or preview."""
+        return path if self.preview is None else self.preview.table(*path)
 
 
 # --------------------------------------------------------------------------------- on the leader
@@ -117,7 +125,8 @@ class PostgresSession:
             self._connection.close()
             raise
         self._layouts = layouts
-        self.workers = PostgresWorkers(self._server, self._targets, layouts)
+        prefix = "" if options.preview is None else options.preview.prefix
+        self.workers = PostgresWorkers(self._server, self._targets, layouts, prefix)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -443,9 +452,10 @@ class Postgres:
                     reason="PostgreSQL has no column of that name: give the location another, of "
                     f"at most {NAME_BYTES_MAX} bytes, by a projection",
                 )
+        there = self._options.place(path)
         with self._connected() as connection:
-            live = postgres_tables.look(connection, path)
-            filled = _state_keys(connection, self._options).get(path, state_key)
+            live = postgres_tables.look(connection, there)
+            filled = _state_keys(connection, self._options).get(there, state_key)
         if live is None or filled != state_key:
             return found  # it is made to fit, by a backfill that was asked for
         for each in fields:
@@ -456,19 +466,17 @@ class Postgres:
 
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         """All or nothing, and only if no newer session has been here."""
-        before = {} if last is None else {target.path: target for target in last.targets}
+        given, task = task, self._placed(task)
+        before = {} if last is None else {each.path: each for each in self._placed(last).targets}
         done: list[str] = []
         with self._connected() as connection:
             run(connection, BEGIN)
             run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
-            schemas = {STAGE, self._options.schema, *(target.path[0] for target in task.targets)}
+            home = self._options.place((self._options.schema, CHECKPOINTS))[0]
+            schemas = {STAGE, home, *(target.path[0] for target in task.targets)}
             done += _make_schemas(connection, schemas, self._options.server)
             raise_fence(connection, self._options, task.name, epoch)
-            run(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {self._options.tables} "
-                "(schema text, name text, state_key text NOT NULL, PRIMARY KEY (schema, name))",
-            )
+            _make_tables(connection, self._options)
             filled = _state_keys(connection, self._options)
             for target in task.targets:
                 was = before.get(target.path)
@@ -479,23 +487,59 @@ class Postgres:
                 ):
                     run(connection, step.statement)
                     done.append(step.says)
-                run(
-                    connection,
-                    f"INSERT INTO {self._options.tables} VALUES ($1, $2, $3) "
-                    "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
-                    (*target.path, target.state_key),
-                )
+                _remember(connection, self._options, target.path, target.state_key)
             run(connection, "COMMIT")
-        return Applied(description="; ".join(done))
+        said = "; ".join(done)
+        preview = self._options.preview
+        return Applied(description=said if preview is None else preview.shown(said, given))
+
+    def _placed(self, task: Task) -> Task:
+        preview = self._options.preview
+        return task if preview is None else preview.task(task)
 
     def open(self, task: Task, *, epoch: int, state: Json) -> PostgresSession:
-        session = PostgresSession(self._options, task, epoch)
+        session = PostgresSession(self._options, self._placed(task), epoch)
         try:
             session.sweep(())
         except BaseException:
             session.close()
             raise
         return session
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        """In tables of its own, beside those that tasks stage rows in."""
+        with self._connected() as keeper:
+            preview = postgres_preview.claim(keeper)
+            connector = copy.copy(self)
+            connector._options = replace(self._options, preview=preview)  # noqa: SLF001 - a copy
+            try:
+                with self._connected() as connection:
+                    postgres_preview.sweep(connection)
+                    run(connection, "BEGIN")
+                    for _ in _make_schemas(connection, {STAGE}, self._options.server):
+                        pass
+                    for path in paths:
+                        postgres_preview.copy_shape(connection, preview, path)
+                    connector._copy_state_keys(connection, self._options, paths)  # noqa: SLF001
+                    run(connection, "COMMIT")
+                yield connector
+            finally:
+                try:
+                    with self._connected() as connection:
+                        postgres_preview.remove(connection, preview)
+                except ConnectorError as error:
+                    _log.warning("the next preview removes what this one leaves: %s", error.what)
+
+    def _copy_state_keys(
+        self, connection: Connection, real: Options, paths: Sequence[tuple[str, ...]]
+    ) -> None:
+        """What was filled under which state key: a backfill shows what a run would do."""
+        filled = _state_keys(connection, real)
+        _make_tables(connection, self._options)
+        for path in paths:
+            if path in filled:
+                _remember(connection, self._options, self._options.place(path), filled[path])
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -531,6 +575,25 @@ def _may_not(server: Server, schema: str) -> ConnectorError:
         f"{server.user} may not make tables in schema {schema}",
         where=server.name,
         fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(server.user)}",
+    )
+
+
+def _make_tables(connection: Connection, options: Options) -> None:
+    run(
+        connection,
+        f"CREATE TABLE IF NOT EXISTS {options.tables} "
+        "(schema text, name text, state_key text NOT NULL, PRIMARY KEY (schema, name))",
+    )
+
+
+def _remember(
+    connection: Connection, options: Options, path: tuple[str, ...], state_key: str
+) -> None:
+    run(
+        connection,
+        f"INSERT INTO {options.tables} VALUES ($1, $2, $3) "
+        "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
+        (*path, state_key),
     )
 
 

@@ -89,11 +89,8 @@ def plan(
     """
     table = ".".join(target.path)
     name = quoted(*target.path)
-    if live is not None and not live.is_table:
-        raise ConnectorError(
-            f"{table} is there, and is not a table",
-            fix="give the binding another table, or drop what is there",
-        )
+    if live is not None:
+        check_kind(target.path, live)
     if live is not None and emptied:
         if _fits_key(target, live):
             yield Step(statement=f"TRUNCATE {name}", says=f"emptied {table} for a backfill")
@@ -108,6 +105,15 @@ def plan(
     _check_key(target, live)
     yield from _columns(target, live)
     yield from _left_over(target, live, before)
+
+
+def check_kind(path: tuple[str, ...], live: LiveTable) -> None:
+    """Rows that a view filters out, or that something else takes, would be lost."""
+    if not live.is_table:
+        raise ConnectorError(
+            f"{'.'.join(path)} is there, and is not a table",
+            fix="give the binding another table, or drop what is there",
+        )
 
 
 def _create(target: Target) -> str:

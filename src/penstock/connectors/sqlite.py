@@ -13,17 +13,19 @@ more. So a commit first looks whether the file at the path is still the one it h
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import itertools
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import sql, sqlite_tables
+from penstock.connectors import scratch, sql, sqlite_tables
 from penstock.connectors.sql import CHECKPOINTS, quoted
 from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
@@ -497,7 +499,7 @@ class Sqlite:
                     for statement in step.statements:
                         connection.execute(statement)
                     done.append(step.says)
-                sqlite_tables.remember(connection, target)
+                sqlite_tables.remember(connection, target.path, target.state_key)
             connection.execute("COMMIT")
         return Applied(description="; ".join(done))
 
@@ -505,3 +507,23 @@ class Sqlite:
         session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)
         session.sweep(())
         return session
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        """In a file of its own beside the database, which is only read."""
+        real = self._database
+        with scratch.beside(Path(real.path)) as place:
+            mine = replace(real, path=str(place))
+            if Path(real.path).exists():
+                with _explained(real.path), real.connect(read_only=True) as there:
+                    shapes = [sqlite_tables.shape(there, path) for path in paths]
+                    filled = sqlite_tables.state_keys(there)
+                with _explained(mine.path), mine.connect() as connection:
+                    for statement in itertools.chain.from_iterable(shapes):
+                        connection.execute(statement)
+                    for path, state_key in filled.items():
+                        if path in paths:
+                            sqlite_tables.remember(connection, path, state_key)
+            connector = copy.copy(self)
+            connector._database = mine  # noqa: SLF001 - a copy
+            yield connector

@@ -92,7 +92,17 @@ def state_keys(connection: sqlite3.Connection) -> dict[tuple[str, ...], str]:
     return {(name,): state_key for name, state_key in rows}
 
 
-def remember(connection: sqlite3.Connection, target: Target) -> None:
+def shape(connection: sqlite3.Connection, path: tuple[str, ...]) -> list[str]:
+    """Statements that make such a table elsewhere, with its indexes, if it is there."""
+    rows = connection.execute(
+        "SELECT sql FROM sqlite_schema WHERE tbl_name = ? COLLATE NOCASE AND sql IS NOT NULL "
+        "AND type IN ('view', 'table', 'index') ORDER BY type DESC",
+        path,
+    )
+    return [statement for (statement,) in rows]
+
+
+def remember(connection: sqlite3.Connection, path: tuple[str, ...], state_key: str) -> None:
     """Note under which state key a target is filled from now on."""
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL) "
@@ -101,7 +111,7 @@ def remember(connection: sqlite3.Connection, target: Target) -> None:
     connection.execute(
         f"INSERT INTO {TABLES} VALUES (?, ?) "
         "ON CONFLICT (name) DO UPDATE SET state_key = excluded.state_key",
-        (*target.path, target.state_key),
+        (*path, state_key),
     )
 
 

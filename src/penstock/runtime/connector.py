@@ -24,6 +24,7 @@ Obligations, whatever the pattern:
   greater fence is there. Otherwise a predecessor that only slept could commit after the reading.
 - `acknowledge` is the first call of every session, and idempotent.
 - `start_commit` is never repeated blindly: after a lost connection, the stored checkpoint tells.
+- A `preview` changes nothing that a run of the task would find, whatever becomes of its process.
 - Nothing of the configuration that is secret appears in an error, a log or a `repr`.
 
 Methods block; the leader calls them in a thread, one at a time.
@@ -33,8 +34,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.errors import PenstockError
 from penstock.model.clock import Clock
@@ -325,4 +327,13 @@ class Materialization(Protocol):
 
     def open(self, task: Task, *, epoch: int, state: Json) -> Session:
         """Begin a session; see the obligations above."""
+        ...
+
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> AbstractContextManager[Self]:
+        """Within this, the same connector for resources of its own at the same endpoint.
+
+        They are made like those at `paths` are, without their rows, and beside a checkpoint of
+        their own: two previews at once are apart as well. All of it is removed at the end. What a
+        preview leaves whose process was killed, the next one removes; never what is still in use.
+        """
         ...

@@ -19,12 +19,12 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import sql
+from penstock.connectors import scratch, sql
 from penstock.errors import Bug
 from penstock.model.clock import Clock
 from penstock.model.json_order import Json
@@ -184,6 +184,11 @@ class _Connector:
             if was is not None and was.state_key != target.state_key:
                 table(self.directory, target).empty()
         return Applied(description="")
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        with scratch.beside(self.directory) as place:
+            yield type(self)({"path": str(place)}, where=self._where)
 
 
 # -------------------------------------------------------------------------------- pattern APPLY

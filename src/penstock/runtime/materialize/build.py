@@ -81,6 +81,11 @@ class Built:
         limited = replace(self.runtime, transactions_max=transactions_max, drain=drain)
         return replace(self, runtime=limited)
 
+    def quiet(self) -> Built:
+        """The same without its webhooks: nobody is told of what is only a preview."""
+        silent = replace(self.runtime, has_triggers=False)
+        return replace(self, runtime=silent, triggers=Triggers(self.name, ()))
+
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(target.binding for target in self.targets)
