@@ -144,10 +144,18 @@ def start(
     epoch: int = 1,
     last: Run | None = None,
     name: str = "acme/views",
+    renamed_from: str | None = None,
     **config: Any,  # noqa: ANN401 - any JSON value
 ) -> Run:
     """Build, apply and open; whoever made the place closes it."""
-    what = built(place.directory, binds, place.connect, config=place.config | config, name=name)
+    what = built(
+        place.directory,
+        binds,
+        place.connect,
+        config=place.config | config,
+        name=name,
+        renamed_from=renamed_from,
+    )
     run = Run.start(what, epoch=epoch, last=None if last is None else last.built)
     place.runs.append(run)
     return run

@@ -20,6 +20,14 @@ _MATERIALIZATIONS: Final = {
 _Make = Callable[..., Materialization]
 
 
+def locate(endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
+    """What tells a resource from all others; None if its connector cannot say that here."""
+    try:
+        return materialization(endpoint, task).location(resource)
+    except UserError:
+        return None  # said when the task is run, or a secret that is set there
+
+
 def materialization(endpoint: Endpoint, task: str) -> Materialization:
     """The connector of an endpoint. A registry path counts by its last part, without its tag."""
     name = (endpoint.image or "").rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]

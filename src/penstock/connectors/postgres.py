@@ -24,7 +24,14 @@ from typing import Final, Self
 import psycopg
 
 from penstock import failpoints
-from penstock.connectors import postgres_preview, postgres_tables, sql
+from penstock.connectors import (
+    ownership,
+    postgres_preview,
+    postgres_records,
+    postgres_tables,
+    sql,
+)
+from penstock.connectors.ownership import Found, Record
 from penstock.connectors.postgres_columns import (
     NAME_BYTES_MAX,
     SYSTEM_COLUMNS,
@@ -110,6 +117,7 @@ class PostgresSession:
         self._options = options
         self._server = options.server
         self._task = task.name
+        self._old_name = task.renamed_from
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
         self._connection = self._server.connect()
@@ -124,9 +132,11 @@ class PostgresSession:
         except BaseException:
             self._connection.close()
             raise
-        self._layouts = layouts
+        self._layouts = {binding: layout for binding, (layout, _) in layouts.items()}
+        self._oids = {binding: oid for binding, (_, oid) in layouts.items()}
+        self._filled: set[int] = set()
         prefix = "" if options.preview is None else options.preview.prefix
-        self.workers = PostgresWorkers(self._server, self._targets, layouts, prefix)
+        self.workers = PostgresWorkers(self._server, self._targets, self._layouts, prefix)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -164,6 +174,7 @@ class PostgresSession:
                 self._merge_carried(each.binding, Carried.read(each.at))
             else:
                 self._merge_table(each)
+        filled = self._check_tables({each.binding for each in staged})
         failpoints.hit(_STORED)
         try:
             ended = run(self._connection, "COMMIT").statusmessage
@@ -174,6 +185,44 @@ class PostgresSession:
         else:
             if ended != "COMMIT":
                 raise Bug(f"a transaction ended with {ended}")
+        self._filled |= filled
+
+    def _check_tables(self, bindings: set[int]) -> set[int]:
+        """Whether rows went to the tables that were opened, and note that these have some.
+
+        What was stored to is locked: nobody can put another table in its place any more.
+        """
+        if not bindings:
+            return set()
+        order = sorted(bindings)
+        names = [quoted(*self._targets[binding].path) for binding in order]
+        rows = run(
+            self._connection,
+            "SELECT to_regclass(name)::oid FROM unnest($1::text[]) WITH ORDINALITY AS n(name, at) "
+            "ORDER BY at",
+            (names,),
+        ).fetchall()
+        for binding, name, (oid,) in zip(order, names, rows, strict=True):
+            if oid != self._oids[binding]:
+                raise ConnectorError(
+                    f"table {name} was dropped while a session had it open",
+                    where=self._server.name,
+                    fix="raise `backfill` of the binding to fill it anew",
+                    transient=True,
+                )
+        filled = {
+            binding
+            for binding in bindings - self._filled
+            if not _is_empty(self._connection, self._targets[binding].path)
+        }
+        for binding in filled:
+            run(
+                self._connection,
+                f"UPDATE {self._options.tables} SET filled = true "
+                "WHERE schema = $1 AND name = $2 AND filled IS NOT TRUE",
+                self._targets[binding].path,
+            )
+        return filled
 
     def _store_checkpoint(self, checkpoint: bytes) -> None:
         """First of all, and with the fence checked in the same statement: it is a lock as well."""
@@ -262,15 +311,20 @@ class PostgresSession:
     def sweep(self, keep: Sequence[Staged]) -> None:
         """Drop tables that attempts of this task have left; those of a newer session are its."""
         kept = {each.at for each in keep}
+        names = [name for name in self._staged(self._task) if epoch_of(name) <= self._epoch]
+        if self._old_name is not None:
+            names += self._staged(self._old_name)
+        self._drop([name for name in names if name not in kept])
+
+    def _staged(self, task: str) -> list[str]:
         with self._server.explained():
             rows = run(
                 self._connection,
                 "SELECT tablename::text FROM pg_tables WHERE schemaname = $1 "
                 "AND starts_with(tablename::text, $2)",
-                (STAGE, stage_prefix(self._task)),
+                (STAGE, stage_prefix(task)),
             ).fetchall()
-        names = [name for (name,) in rows if name not in kept and epoch_of(name) <= self._epoch]
-        self._drop(names)
+        return [name for (name,) in rows]
 
     def _drop(self, names: Sequence[str]) -> None:
         """Best effort: an attempt that still writes holds its table, and is not waited for."""
@@ -304,7 +358,8 @@ def _removal(target: Target, source: str, *, hard: bool) -> str | None:
     return f"UPDATE {table} AS t SET {sets} FROM {source} WHERE {rows}" if sets else None
 
 
-def _layout(connection: Connection, target: Target) -> Layout:
+def _layout(connection: Connection, target: Target) -> tuple[Layout, int]:
+    """How rows of a target are written, and which table it is."""
     live = postgres_tables.look(connection, target.path)
     if live is None:
         raise ConnectorError(f"table {'.'.join(target.path)} is gone", transient=True)
@@ -313,7 +368,7 @@ def _layout(connection: Connection, target: Target) -> Layout:
         raise ConnectorError(
             f"table {'.'.join(target.path)} has lost {', '.join(missing)}", transient=True
         )
-    return Layout.of(".".join(target.path), target.fields, types)
+    return Layout.of(".".join(target.path), target.fields, types), live.oid
 
 
 def raise_fence(connection: Connection, options: Options, task: str, epoch: int) -> bytes | None:
@@ -337,6 +392,32 @@ def raise_fence(connection: Connection, options: Options, task: str, epoch: int)
         raise fenced(options, task, epoch)
     checkpoint: bytes | None = row[1]
     return checkpoint
+
+
+def _rename(connection: Connection, options: Options, task: Task, checkpoint: bytes | None) -> None:
+    """What was kept under the task's old name is kept under its own; the old one is fenced."""
+    gone = run(
+        connection,
+        f"DELETE FROM {options.checkpoints} WHERE task = $1 RETURNING checkpoint",
+        (task.renamed_from,),
+    ).fetchone()
+    if gone is not None and gone[0] is not None:
+        if checkpoint is not None:
+            raise ownership.two_checkpoints(task, options.server.name)
+        run(
+            connection,
+            f"UPDATE {options.checkpoints} SET checkpoint = $1 WHERE task = $2",
+            (gone[0], task.name),
+        )
+    run(
+        connection,
+        f"UPDATE {options.tables} SET task = $1 WHERE task = $2",
+        (task.name, task.renamed_from),
+    )
+
+
+def _is_empty(connection: Connection, path: tuple[str, ...]) -> bool:
+    return run(connection, f"SELECT 1 FROM {quoted(*path)} LIMIT 1").fetchone() is None
 
 
 def fenced(options: Options, task: str, epoch: int) -> FencedEndpoint:
@@ -393,6 +474,9 @@ class Postgres:
                 fix=f"at most {NAME_BYTES_MAX} bytes, and no U+0000",
             )
         return name
+
+    def location(self, resource: Json) -> tuple[str, ...]:
+        return "postgres", *self._options.server.location, *self.path(resource)
 
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(
@@ -455,8 +539,8 @@ class Postgres:
         there = self._options.place(path)
         with self._connected() as connection:
             live = postgres_tables.look(connection, there)
-            filled = _state_keys(connection, self._options).get(there, state_key)
-        if live is None or filled != state_key:
+            record = postgres_records.record(connection, self._options.tables, there)
+        if live is None or (record is not None and record.state_key != state_key):
             return found  # it is made to fit, by a backfill that was asked for
         for each in fields:
             column = live.columns.get(each.name)
@@ -475,23 +559,52 @@ class Postgres:
             home = self._options.place((self._options.schema, CHECKPOINTS))[0]
             schemas = {STAGE, home, *(target.path[0] for target in task.targets)}
             done += _make_schemas(connection, schemas, self._options.server)
-            raise_fence(connection, self._options, task.name, epoch)
-            _make_tables(connection, self._options)
-            filled = _state_keys(connection, self._options)
+            checkpoint = raise_fence(connection, self._options, task.name, epoch)
+            postgres_records.make(connection, self._options.tables)
+            if task.renamed_from is not None:
+                _rename(connection, self._options, task, checkpoint)
             for target in task.targets:
-                was = before.get(target.path)
-                key = filled.get(target.path, was.state_key if was else target.state_key)
-                live = postgres_tables.look(connection, target.path)
-                for step in postgres_tables.plan(
-                    target, live, before=was, emptied=key != target.state_key
-                ):
-                    run(connection, step.statement)
-                    done.append(step.says)
-                _remember(connection, self._options, target.path, target.state_key)
+                done += self._apply(connection, task, target, before.get(target.path))
             run(connection, "COMMIT")
         said = "; ".join(done)
         preview = self._options.preview
         return Applied(description=said if preview is None else preview.shown(said, given))
+
+    def _apply(
+        self, connection: Connection, task: Task, target: Target, was: Target | None
+    ) -> Iterator[str]:
+        options = self._options
+        live = postgres_tables.look(connection, target.path)
+        record = postgres_records.record(connection, options.tables, target.path)
+        if record is None:
+            if other := postgres_records.elsewhere(connection, target.path, options.tables):
+                raise other
+            if was is not None:
+                record = Record(state_key=was.state_key)
+        claim = ownership.claim(
+            task,
+            target,
+            record,
+            Found(
+                there=live is not None,
+                is_empty=lambda: _is_empty(connection, target.path),
+                made=None if live is None else live.oid,
+            ),
+            was=was,
+            hard_delete=options.hard_delete,
+            forget=postgres_records.forget(options.tables, target.path),
+        )
+        if claim.taken_from is not None:
+            run(
+                connection,
+                f"UPDATE {options.checkpoints} SET fence = fence + 1 WHERE task = $1",
+                (claim.taken_from,),
+            )
+        for step in postgres_tables.plan(target, live, before=was, emptied=claim.emptied):
+            run(connection, step.statement)
+            yield step.says
+        claimed = ownership.claimed(task, target, record, claim)
+        postgres_records.remember(connection, options.tables, target.path, claimed)
 
     def _placed(self, task: Task) -> Task:
         preview = self._options.preview
@@ -535,11 +648,13 @@ class Postgres:
         self, connection: Connection, real: Options, paths: Sequence[tuple[str, ...]]
     ) -> None:
         """What was filled under which state key: a backfill shows what a run would do."""
-        filled = _state_keys(connection, real)
-        _make_tables(connection, self._options)
+        mine = self._options
+        postgres_records.make(connection, mine.tables)
         for path in paths:
-            if path in filled:
-                _remember(connection, self._options, self._options.place(path), filled[path])
+            record = postgres_records.record(connection, real.tables, path)
+            if record is not None:
+                known = Record(state_key=record.state_key)
+                postgres_records.remember(connection, mine.tables, mine.place(path), known)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -576,31 +691,3 @@ def _may_not(server: Server, schema: str) -> ConnectorError:
         where=server.name,
         fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(server.user)}",
     )
-
-
-def _make_tables(connection: Connection, options: Options) -> None:
-    run(
-        connection,
-        f"CREATE TABLE IF NOT EXISTS {options.tables} "
-        "(schema text, name text, state_key text NOT NULL, PRIMARY KEY (schema, name))",
-    )
-
-
-def _remember(
-    connection: Connection, options: Options, path: tuple[str, ...], state_key: str
-) -> None:
-    run(
-        connection,
-        f"INSERT INTO {options.tables} VALUES ($1, $2, $3) "
-        "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
-        (*path, state_key),
-    )
-
-
-def _state_keys(connection: Connection, options: Options) -> dict[tuple[str, ...], str]:
-    """Under which state key each target was filled, as far as that is known."""
-    found = run(connection, "SELECT to_regclass($1)", (options.tables,)).fetchone()
-    if found is None or found[0] is None:
-        return {}
-    rows = run(connection, f"SELECT schema, name, state_key FROM {options.tables}").fetchall()
-    return {(schema, name): state_key for schema, name, state_key in rows}

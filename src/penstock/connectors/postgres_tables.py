@@ -48,6 +48,7 @@ class LiveTable:
     """A table that is there."""
 
     columns: dict[str, LiveColumn]
+    oid: int = 0
     unique: frozenset[frozenset[str]] = frozenset()
     """The sets of columns of which no two rows may have the same values."""
     is_table: bool = True
@@ -62,6 +63,7 @@ def look(connection: Connection, path: tuple[str, ...]) -> LiveTable | None:
     columns = connection.execute(_COLUMNS, (oid,)).fetchall()
     unique = connection.execute(_UNIQUE, (oid,)).fetchall()
     return LiveTable(
+        oid=oid,
         columns={
             name: LiveColumn(type=type_, not_null=not_null, filled=filled)
             for name, type_, not_null, filled in columns

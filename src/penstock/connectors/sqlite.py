@@ -25,8 +25,9 @@ from typing import Any, Final, Self
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import scratch, sql, sqlite_tables
-from penstock.connectors.sql import CHECKPOINTS, quoted
+from penstock.connectors import ownership, scratch, sql, sqlite_tables
+from penstock.connectors.ownership import Found, Record
+from penstock.connectors.sql import CHECKPOINTS, TABLES, quoted
 from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
 from penstock.model.clock import Clock
@@ -263,6 +264,8 @@ class SqliteSession:
         with _explained(database.path):
             self.checkpoint = _raise_fence(self._connection, task.name, epoch, database.path)
         self._file = database.identity()
+        self._schema = self._schema_version()
+        self._filled: set[int] = set()
         self.workers = SqliteWorkers(database, self._targets)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
@@ -276,11 +279,14 @@ class SqliteSession:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._store_checkpoint(checkpoint)
+                self._check_tables()
                 for each in staged:
                     self._store(each)
+                filled = self._remember_filled({each.binding for each in staged})
                 failpoints.hit(_STORED)
                 self._check_file()
                 self._connection.execute("COMMIT")
+                self._filled |= filled
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -299,6 +305,46 @@ class SqliteSession:
         )
         if updated.rowcount != 1:
             raise _fenced(self._task.name, self._epoch, self._database.path)
+
+    def _check_tables(self) -> None:
+        """If somebody made, changed or dropped tables: whether ours have lost their rows by it.
+
+        A session that ends by this is followed by one that applies, and says what is wrong.
+        """
+        version = self._schema_version()
+        if version == self._schema:
+            return
+        for target in self._task.targets:
+            record = sqlite_tables.record(self._connection, target.path)
+            live = sqlite_tables.look(self._connection, target.path)
+            if live is None or (
+                record is not None
+                and record.filled
+                and ownership.keeps_rows(target, self._hard_delete)
+                and sqlite_tables.is_empty(self._connection, target.path)
+            ):
+                raise ConnectorError(
+                    f"table {target.path[0]} was dropped while a session had it open",
+                    where=self._database.path,
+                    fix="raise `backfill` of the binding to fill it anew",
+                    transient=True,
+                )
+        self._schema = version
+
+    def _schema_version(self) -> int:
+        version: int = self._connection.execute("PRAGMA schema_version").fetchone()[0]
+        return version
+
+    def _remember_filled(self, bindings: set[int]) -> set[int]:
+        """Note which targets have rows, once in a session."""
+        filled = {
+            binding
+            for binding in bindings - self._filled
+            if not sqlite_tables.is_empty(self._connection, self._targets[binding].path)
+        }
+        for binding in filled:
+            sqlite_tables.remember_filled(self._connection, self._targets[binding].path)
+        return filled
 
     def _check_file(self) -> None:
         if self._database.identity() != self._file:
@@ -352,9 +398,10 @@ class SqliteSession:
     def sweep(self, keep: Sequence[Staged]) -> None:
         """Remove what attempts of this task have left behind."""
         kept = {each.at for each in keep}
-        for path in (self._database.staging / _owner(self._task.name)).glob("*.arrow"):
-            if str(path) not in kept:
-                path.unlink(missing_ok=True)
+        for name in filter(None, (self._task.name, self._task.renamed_from)):
+            for path in (self._database.staging / _owner(name)).glob("*.arrow"):
+                if str(path) not in kept:
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._stack.close()
@@ -387,6 +434,24 @@ def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: st
         raise _fenced(task, epoch, path)
     stored: bytes | None = checkpoint
     return stored
+
+
+def _rename(
+    connection: sqlite3.Connection, task: Task, checkpoint: bytes | None, path: str
+) -> None:
+    """What was kept under the task's old name is kept under its own; the old one is fenced."""
+    gone = connection.execute(
+        f"DELETE FROM {CHECKPOINTS} WHERE task = ? RETURNING checkpoint", (task.renamed_from,)
+    ).fetchall()
+    if gone and gone[0][0] is not None:
+        if checkpoint is not None:
+            raise ownership.two_checkpoints(task, path)
+        connection.execute(
+            f"UPDATE {CHECKPOINTS} SET checkpoint = ? WHERE task = ?", (gone[0][0], task.name)
+        )
+    connection.execute(
+        f"UPDATE {TABLES} SET task = ? WHERE task = ?", (task.name, task.renamed_from)
+    )
 
 
 def _fenced(task: str, epoch: int, path: str) -> FencedEndpoint:
@@ -439,6 +504,11 @@ class Sqlite:
             )
         return (table,)
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        (table,) = self.path(resource)
+        folded = "".join(c.lower() if c.isascii() else c for c in table)  # as SQLite compares them
+        return "sqlite", self._database.path, folded
+
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(
             resource, "delta_updates", where=f"{self._where}: resource"
@@ -474,8 +544,8 @@ class Sqlite:
             return found
         with self._database.connect() as connection, _explained(self._database.path):
             live = sqlite_tables.look(connection, path)
-            filled = sqlite_tables.state_keys(connection).get(path, state_key)
-        if live is None or filled != state_key:
+            record = sqlite_tables.record(connection, path)
+        if live is None or (record is not None and record.state_key != state_key):
             return found  # it is made to fit, by a backfill that was asked for
         for field in fields:
             there = live.columns.get(field.name.lower())
@@ -489,19 +559,45 @@ class Sqlite:
         done: list[str] = []
         with self._database.connect() as connection, _explained(self._database.path):
             connection.execute("BEGIN IMMEDIATE")
-            _raise_fence(connection, task.name, epoch, self._database.path)
-            filled = sqlite_tables.state_keys(connection)
+            checkpoint = _raise_fence(connection, task.name, epoch, self._database.path)
+            sqlite_tables.make_records(connection)
+            if task.renamed_from is not None:
+                _rename(connection, task, checkpoint, self._database.path)
             for target in task.targets:
-                was = before.get(target.path)
-                key = filled.get(target.path, was.state_key if was else target.state_key)
-                live = sqlite_tables.look(connection, target.path)
-                for step in sqlite_tables.plan(target, live, emptied=key != target.state_key):
-                    for statement in step.statements:
-                        connection.execute(statement)
-                    done.append(step.says)
-                sqlite_tables.remember(connection, target.path, target.state_key)
+                done += self._apply(connection, task, target, before.get(target.path))
             connection.execute("COMMIT")
         return Applied(description="; ".join(done))
+
+    def _apply(
+        self, connection: sqlite3.Connection, task: Task, target: Target, was: Target | None
+    ) -> Iterator[str]:
+        live = sqlite_tables.look(connection, target.path)
+        record = sqlite_tables.record(connection, target.path)
+        if record is None and was is not None:
+            record = Record(state_key=was.state_key)
+        claim = ownership.claim(
+            task,
+            target,
+            record,
+            Found(
+                there=live is not None,
+                is_empty=lambda: sqlite_tables.is_empty(connection, target.path),
+            ),
+            was=was,
+            hard_delete=self._hard_delete,
+            forget=f"DELETE FROM {TABLES} WHERE name = '{target.path[0]}'",
+        )
+        if claim.taken_from is not None:
+            connection.execute(
+                f"UPDATE {CHECKPOINTS} SET fence = fence + 1 WHERE task = ?", (claim.taken_from,)
+            )
+        for step in sqlite_tables.plan(target, live, emptied=claim.emptied):
+            for statement in step.statements:
+                connection.execute(statement)
+            yield step.says
+        sqlite_tables.remember(
+            connection, target.path, ownership.claimed(task, target, record, claim)
+        )
 
     def open(self, task: Task, *, epoch: int, state: Json) -> SqliteSession:
         session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)
@@ -517,13 +613,15 @@ class Sqlite:
             if Path(real.path).exists():
                 with _explained(real.path), real.connect(read_only=True) as there:
                     shapes = [sqlite_tables.shape(there, path) for path in paths]
-                    filled = sqlite_tables.state_keys(there)
+                    records = {path: sqlite_tables.record(there, path) for path in paths}
                 with _explained(mine.path), mine.connect() as connection:
                     for statement in itertools.chain.from_iterable(shapes):
                         connection.execute(statement)
-                    for path, state_key in filled.items():
-                        if path in paths:
-                            sqlite_tables.remember(connection, path, state_key)
+                    sqlite_tables.make_records(connection)
+                    for path, record in records.items():
+                        if record is not None:
+                            known = Record(state_key=record.state_key)
+                            sqlite_tables.remember(connection, path, known)
             connector = copy.copy(self)
             connector._database = mine  # noqa: SLF001 - a copy
             yield connector

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.connectors.ownership import Record
 from penstock.connectors.sql import TABLES, key_of, quoted
 from penstock.model.columns import Column, Kind
 from penstock.runtime.connector import ConnectorError, Target, TargetField
@@ -83,13 +84,42 @@ def look(connection: sqlite3.Connection, path: tuple[str, ...]) -> LiveTable | N
     )
 
 
-def state_keys(connection: sqlite3.Connection) -> dict[tuple[str, ...], str]:
-    """Under which state key each target was filled, as far as that is known."""
-    there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (TABLES,)).fetchone()
-    if there is None:
-        return {}
-    rows = connection.execute(f"SELECT name, state_key FROM {TABLES}")
-    return {(name,): state_key for name, state_key in rows}
+def is_empty(connection: sqlite3.Connection, path: tuple[str, ...]) -> bool:
+    return connection.execute(f"SELECT 1 FROM {quoted(*path)} LIMIT 1").fetchone() is None
+
+
+def record(connection: sqlite3.Connection, path: tuple[str, ...]) -> Record | None:
+    """What is remembered of a target, by any spelling of its name."""
+    columns = _record_columns(connection)
+    if not columns:
+        return None
+    newer = "task, filled" if "task" in columns else "NULL, NULL"
+    row = connection.execute(
+        f"SELECT state_key, {newer} FROM {TABLES} WHERE name = ? COLLATE NOCASE", path
+    ).fetchone()
+    if row is None:
+        return None
+    state_key, task, filled = row
+    return Record(state_key=state_key, task=task, filled=None if filled is None else bool(filled))
+
+
+def _record_columns(connection: sqlite3.Connection) -> set[str]:
+    return {
+        name for (name,) in connection.execute(f"SELECT name FROM pragma_table_info('{TABLES}')")
+    }
+
+
+def make_records(connection: sqlite3.Connection) -> None:
+    """The table of records, as this release has it."""
+    columns = _record_columns(connection)
+    if not columns:
+        connection.execute(
+            f"CREATE TABLE {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL, task TEXT, "
+            "filled INTEGER) STRICT"
+        )
+    elif "task" not in columns:
+        connection.execute(f"ALTER TABLE {TABLES} ADD COLUMN task TEXT")
+        connection.execute(f"ALTER TABLE {TABLES} ADD COLUMN filled INTEGER")
 
 
 def shape(connection: sqlite3.Connection, path: tuple[str, ...]) -> list[str]:
@@ -102,16 +132,19 @@ def shape(connection: sqlite3.Connection, path: tuple[str, ...]) -> list[str]:
     return [statement for (statement,) in rows]
 
 
-def remember(connection: sqlite3.Connection, path: tuple[str, ...], state_key: str) -> None:
-    """Note under which state key a target is filled from now on."""
+def remember(connection: sqlite3.Connection, path: tuple[str, ...], record: Record) -> None:
+    """Note what is true of a target from now on."""
+    connection.execute(f"DELETE FROM {TABLES} WHERE name = ? COLLATE NOCASE", path)
     connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL) "
-        "STRICT"
+        f"INSERT INTO {TABLES} (name, state_key, task, filled) VALUES (?, ?, ?, ?)",
+        (*path, record.state_key, record.task, record.filled),
     )
+
+
+def remember_filled(connection: sqlite3.Connection, path: tuple[str, ...]) -> None:
+    """Rows were stored to a target."""
     connection.execute(
-        f"INSERT INTO {TABLES} VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET state_key = excluded.state_key",
-        (*path, state_key),
+        f"UPDATE {TABLES} SET filled = 1 WHERE name = ? COLLATE NOCASE AND filled IS NOT 1", path
     )
 
 

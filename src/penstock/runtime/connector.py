@@ -24,6 +24,8 @@ Obligations, whatever the pattern:
   greater fence is there. Otherwise a predecessor that only slept could commit after the reading.
 - `acknowledge` is the first call of every session, and idempotent.
 - `start_commit` is never repeated blindly: after a lost connection, the stored checkpoint tells.
+- `apply` refuses what would make rows wrong: a resource that another task fills, and one that has
+  lost what was stored there. What `Task.resumed` says and what is there must fit each other.
 - A `preview` changes nothing that a run of the task would find, whatever becomes of its process.
 - Nothing of the configuration that is secret appears in an error, a log or a `repr`.
 
@@ -118,6 +120,8 @@ class Target:
     """Rows are appended as they are; nothing is loaded or updated."""
     pushdown: bool = False
     """The endpoint reduces: rows hold what is new, and nothing was loaded."""
+    takeover: bool = False
+    """The resource may be another task's: it is emptied, and is this one's from then on."""
 
     @property
     def key(self) -> tuple[TargetField, ...]:
@@ -136,6 +140,10 @@ class Task:
     config: Frozen = field(repr=False)
     """The endpoint's configuration; secrets in it are references (`runtime.secrets`)."""
     targets: tuple[Target, ...]
+    renamed_from: str | None = None
+    """What it was called before: what the endpoint keeps under that name is its own."""
+    resumed: frozenset[int] = frozenset()
+    """Bindings of which documents were stored before, as the recovery log remembers."""
 
 
 DELETE = "_delete"
@@ -293,6 +301,13 @@ class Materialization(Protocol):
 
     def path(self, resource: Json) -> tuple[str, ...]:
         """Which resource of the endpoint a binding means; raises `UserError`."""
+        ...
+
+    def location(self, resource: Json) -> tuple[str, ...]:
+        """What tells a resource from those of any endpoint, as far as the configuration does.
+
+        Equal if it is certainly the same one: `penstock check` refuses two tasks that share it.
+        """
         ...
 
     def delta_updates(self, resource: Json) -> bool:

@@ -272,6 +272,11 @@ class Layout:
         )
 
 
+def has_positions(entries: Entries) -> bool:
+    """Whether a log says of any binding, present or past, that it has read something."""
+    return any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
+
+
 def _frontier(entries: Entries, prefix: bytes, bindings: Mapping[str, int]) -> Frontier:
     """The positions under a prefix, of bindings that are still there."""
     reads: dict[tuple[str, int], list[ProducerFrontier]] = {}

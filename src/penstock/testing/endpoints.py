@@ -157,6 +157,9 @@ class _Connector:
         )
         return (sql.text(given, "table", where=self._where),)
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        return str(self.directory.resolve()), *self.path(resource)
+
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(resource, "delta_updates", where=self._where)
 
