@@ -267,7 +267,7 @@ class PostgresSession:
         )
         columns = f"{sql.columns_of(self._targets[binding])}, {quoted(DELETE)}"
         source = f"unnest({arrays}) AS s ({columns})"
-        self._merge(binding, source, carried.literals, deletes=carried.deleted > 0)
+        self._merge(binding, source, carried.literals, rows=carried.rows, deleted=carried.deleted)
 
     def _merge_table(self, staged: Staged) -> None:
         """Rows that were copied, if they are still there."""
@@ -286,16 +286,16 @@ class PostgresSession:
                 fix="nothing: the transaction is run again",
                 transient=True,
             )
-        self._merge(staged.binding, f"{table} AS s", None, deletes=deleted > 0)
+        self._merge(staged.binding, f"{table} AS s", None, rows=there, deleted=deleted)
 
     def _merge(
-        self, binding: int, source: str, values: Sequence[str] | None, *, deletes: bool
+        self, binding: int, source: str, values: Sequence[str] | None, *, rows: int, deleted: int
     ) -> None:
         """Release rows: update what is there, add what is not, remove what is deleted."""
         target = self._targets[binding]
-        removal = _removal(target, source, hard=self._options.hard_delete)
-        if deletes and not target.delta_updates and removal is not None:
-            run(self._connection, removal, values)
+        if deleted and not target.delta_updates:
+            self._remove(target, source, values)
+            rows -= deleted
         columns = sql.columns_of(target)
         insert = (
             f"INSERT INTO {quoted(*target.path)} AS t ({columns}) SELECT {columns} FROM {source}"
@@ -303,7 +303,29 @@ class PostgresSession:
         if not target.delta_updates:
             # The condition also keeps ON from being read as that of a join.
             insert += f" WHERE NOT {quoted(DELETE)} {sql.on_conflict(target, _DIALECT)}"
-        run(self._connection, insert, values)
+        done = run(self._connection, insert, values)
+        sql.check_stored(target, sent=rows, stored=done.rowcount, where=self._server.name)
+
+    def _remove(self, target: Target, source: str, values: Sequence[str] | None) -> None:
+        """Rows go, or show the deletion; a key that is not there does not appear by it."""
+        hard = self._options.hard_delete
+        removal = _removal(target, source, hard=hard)
+        if removal is None:
+            return
+        removed = run(self._connection, removal, values).rowcount
+        left = run(
+            self._connection,
+            f"SELECT count(*) FROM {source}, {quoted(*target.path)} AS t "
+            f"WHERE s.{quoted(DELETE)} AND {sql.same_key(target, 't', 's')}",
+            values,
+        ).fetchone()
+        there = left[0] if left is not None else 0
+        sql.check_removed(
+            target,
+            there=removed + there if hard else there,
+            removed=removed,
+            where=self._server.name,
+        )
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()

@@ -375,22 +375,37 @@ class SqliteSession:
         if not target.delta_updates and deleted.true_count:
             self._delete(target, rows.filter(deleted))
             rows = rows.filter(_pa.compute.invert(deleted))
-        self._connection.executemany(_insert(target), _rows(rows, target.fields))
+        done = self._connection.executemany(_insert(target), _rows(rows, target.fields))
+        sql.check_stored(
+            target,
+            sent=rows.num_rows,
+            stored=max(done.rowcount, 0),  # -1 of none at all
+            where=self._database.path,
+        )
 
     def _delete(self, target: Target, rows: pyarrow.RecordBatch) -> None:
         """Rows go, or show the deletion; a key that is not there does not appear by it."""
         table = quoted(*target.path)
         same = " AND ".join(f"{quoted(field.name)} = ?" for field in target.key)
         shown = [field for field in target.fields if not field.is_key]
+        count = f"SELECT count(*) FROM {table} WHERE {same}"
+        there = sum(
+            self._connection.execute(count, key).fetchone()[0] for key in _rows(rows, target.key)
+        )
         if self._hard_delete:
-            self._connection.executemany(
+            done = self._connection.executemany(
                 f"DELETE FROM {table} WHERE {same}", _rows(rows, target.key)
             )
         elif shown:
             sets = ", ".join(f"{quoted(field.name)} = ?" for field in shown)
-            self._connection.executemany(
+            done = self._connection.executemany(
                 f"UPDATE {table} SET {sets} WHERE {same}", _rows(rows, [*shown, *target.key])
             )
+        else:
+            return
+        sql.check_removed(
+            target, there=there, removed=max(done.rowcount, 0), where=self._database.path
+        )
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
