@@ -105,7 +105,9 @@ def test_deletions_that_a_trigger_leaves_out_are_missed(place: Place, hard: bool
     run.transaction([{"k": 1, "op": "d"}])
     before = place.rows()
     swallow(place, "DELETE" if hard else "UPDATE")
-    with pytest.raises(ConnectorError, match=r"rows of table .* were to be deleted, and") as refused:
+    with pytest.raises(
+        ConnectorError, match=r"rows of table .* were to be deleted, and"
+    ) as refused:
         run.transaction([{"k": 2, "op": "d"}, {"k": 3, "op": "d"}, {"k": 9, "op": "d"}])
     assert "2 rows of table" in str(refused.value)
     assert "and 1 were" in str(refused.value)

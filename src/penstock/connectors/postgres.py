@@ -31,7 +31,6 @@ from penstock.connectors import (
     postgres_tables,
     sql,
 )
-from penstock.connectors.ownership import Found, Record
 from penstock.connectors.postgres_columns import (
     NAME_BYTES_MAX,
     SYSTEM_COLUMNS,
@@ -41,6 +40,7 @@ from penstock.connectors.postgres_columns import (
     type_of,
 )
 from penstock.connectors.postgres_preview import Preview
+from penstock.connectors.postgres_records import Records
 from penstock.connectors.postgres_rows import (
     STAGE,
     Carried,
@@ -101,6 +101,10 @@ class Options:
     @property
     def tables(self) -> str:
         return quoted(*self.place((self.schema, TABLES)))
+
+    @property
+    def records(self) -> Records:
+        return Records(checkpoints=self.checkpoints, tables=self.tables)
 
     def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
         """Where a table is, in this run or preview."""
@@ -213,15 +217,11 @@ class PostgresSession:
         filled = {
             binding
             for binding in bindings - self._filled
-            if not _is_empty(self._connection, self._targets[binding].path)
+            if not postgres_tables.is_empty(self._connection, self._targets[binding].path)
         }
         for binding in filled:
-            run(
-                self._connection,
-                f"UPDATE {self._options.tables} SET filled = true "
-                "WHERE schema = $1 AND name = $2 AND filled IS NOT TRUE",
-                self._targets[binding].path,
-            )
+            path = self._targets[binding].path
+            postgres_records.remember_filled(self._connection, self._options.tables, path)
         return filled
 
     def _store_checkpoint(self, checkpoint: bytes) -> None:
@@ -416,32 +416,6 @@ def raise_fence(connection: Connection, options: Options, task: str, epoch: int)
     return checkpoint
 
 
-def _rename(connection: Connection, options: Options, task: Task, checkpoint: bytes | None) -> None:
-    """What was kept under the task's old name is kept under its own; the old one is fenced."""
-    gone = run(
-        connection,
-        f"DELETE FROM {options.checkpoints} WHERE task = $1 RETURNING checkpoint",
-        (task.renamed_from,),
-    ).fetchone()
-    if gone is not None and gone[0] is not None:
-        if checkpoint is not None:
-            raise ownership.two_checkpoints(task, options.server.name)
-        run(
-            connection,
-            f"UPDATE {options.checkpoints} SET checkpoint = $1 WHERE task = $2",
-            (gone[0], task.name),
-        )
-    run(
-        connection,
-        f"UPDATE {options.tables} SET task = $1 WHERE task = $2",
-        (task.name, task.renamed_from),
-    )
-
-
-def _is_empty(connection: Connection, path: tuple[str, ...]) -> bool:
-    return run(connection, f"SELECT 1 FROM {quoted(*path)} LIMIT 1").fetchone() is None
-
-
 def fenced(options: Options, task: str, epoch: int) -> FencedEndpoint:
     return FencedEndpoint(
         f"session {epoch} of {task} is over: a newer one has the database",
@@ -583,8 +557,8 @@ class Postgres:
             done += _make_schemas(connection, schemas, self._options.server)
             checkpoint = raise_fence(connection, self._options, task.name, epoch)
             postgres_records.make(connection, self._options.tables)
-            if task.renamed_from is not None:
-                _rename(connection, self._options, task, checkpoint)
+            if not postgres_records.rename(connection, self._options.records, task, checkpoint):
+                raise ownership.two_checkpoints(task, self._options.server.name)
             for target in task.targets:
                 done += self._apply(connection, task, target, before.get(target.path))
             run(connection, "COMMIT")
@@ -595,38 +569,20 @@ class Postgres:
     def _apply(
         self, connection: Connection, task: Task, target: Target, was: Target | None
     ) -> Iterator[str]:
-        options = self._options
         live = postgres_tables.look(connection, target.path)
-        record = postgres_records.record(connection, options.tables, target.path)
-        if record is None:
-            if other := postgres_records.elsewhere(connection, target.path, options.tables):
-                raise other
-            if was is not None:
-                record = Record(state_key=was.state_key)
-        claim = ownership.claim(
+        emptied = postgres_records.claim(
+            connection,
+            self._options.records,
             task,
             target,
-            record,
-            Found(
-                there=live is not None,
-                is_empty=lambda: _is_empty(connection, target.path),
-                made=None if live is None else live.oid,
-            ),
             was=was,
-            hard_delete=options.hard_delete,
-            forget=postgres_records.forget(options.tables, target.path),
+            live=live,
+            hard_delete=self._options.hard_delete,
         )
-        if claim.taken_from is not None:
-            run(
-                connection,
-                f"UPDATE {options.checkpoints} SET fence = fence + 1 WHERE task = $1",
-                (claim.taken_from,),
-            )
-        for step in postgres_tables.plan(target, live, before=was, emptied=claim.emptied):
+        for step in postgres_tables.plan(target, live, before=was, emptied=emptied):
             run(connection, step.statement)
             yield step.says
-        claimed = ownership.claimed(task, target, record, claim)
-        postgres_records.remember(connection, options.tables, target.path, claimed)
+        postgres_records.remember_made(connection, self._options.tables, target.path)
 
     def _placed(self, task: Task) -> Task:
         preview = self._options.preview
@@ -654,9 +610,13 @@ class Postgres:
                     run(connection, "BEGIN")
                     for _ in _make_schemas(connection, {STAGE}, self._options.server):
                         pass
+                    mine = connector._options.tables  # noqa: SLF001
+                    postgres_records.make(connection, mine)
                     for path in paths:
                         postgres_preview.copy_shape(connection, preview, path)
-                    connector._copy_state_keys(connection, self._options, paths)  # noqa: SLF001
+                        postgres_records.copy_state_key(
+                            connection, self._options.tables, path, mine, preview.table(*path)
+                        )
                     run(connection, "COMMIT")
                 yield connector
             finally:
@@ -665,18 +625,6 @@ class Postgres:
                         postgres_preview.remove(connection, preview)
                 except ConnectorError as error:
                     _log.warning("the next preview removes what this one leaves: %s", error.what)
-
-    def _copy_state_keys(
-        self, connection: Connection, real: Options, paths: Sequence[tuple[str, ...]]
-    ) -> None:
-        """What was filled under which state key: a backfill shows what a run would do."""
-        mine = self._options
-        postgres_records.make(connection, mine.tables)
-        for path in paths:
-            record = postgres_records.record(connection, real.tables, path)
-            if record is not None:
-                known = Record(state_key=record.state_key)
-                postgres_records.remember(connection, mine.tables, mine.place(path), known)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:

@@ -7,13 +7,25 @@ too, by which that is seen.
 
 from __future__ import annotations
 
-from penstock.connectors.ownership import Record
+from dataclasses import dataclass
+
+from penstock.connectors import ownership
+from penstock.connectors.ownership import Found, Record
 from penstock.connectors.postgres_server import Connection, run
+from penstock.connectors.postgres_tables import LiveTable, is_empty
 from penstock.connectors.sql import TABLES, quoted
-from penstock.runtime.connector import ConnectorError
+from penstock.runtime.connector import ConnectorError, Target, Task
 
 _NEWER = "ADD COLUMN task text, ADD COLUMN filled boolean, ADD COLUMN made oid, ADD COLUMN kept oid"
 """Columns that an older release did not have: `kept` is the OID of the table of records itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The tables that an endpoint's memory is in, quoted."""
+
+    checkpoints: str
+    tables: str
 
 
 def make(connection: Connection, tables: str) -> None:
@@ -55,17 +67,114 @@ def record(connection: Connection, tables: str, path: tuple[str, ...]) -> Record
     return Record(state_key=state_key, task=task, filled=filled, made=made)
 
 
-def remember(connection: Connection, tables: str, path: tuple[str, ...], what: Record) -> None:
-    """Note what is true of a target from now on, and of the table that is there now."""
+def claim(
+    connection: Connection,
+    records: Records,
+    task: Task,
+    target: Target,
+    *,
+    was: Target | None,
+    live: LiveTable | None,
+    hard_delete: bool,
+) -> bool:
+    """Make a table the task's, and say whether its rows are out of date; raises if it may not be.
+
+    Whoever had it before is fenced. Within a transaction that holds the lock for such changes.
+    """
+    found = record(connection, records.tables, target.path)
+    if found is None:
+        if (other := _elsewhere(connection, target.path, records.tables)) is not None:
+            raise other
+        if was is not None:
+            found = Record(state_key=was.state_key)
+    claim = ownership.claim(
+        task,
+        target,
+        found,
+        Found(
+            there=live is not None,
+            is_empty=lambda: is_empty(connection, target.path),
+            made=None if live is None else live.oid,
+        ),
+        was=was,
+        hard_delete=hard_delete,
+        forget=forget(records.tables, target.path),
+    )
+    if claim.taken_from is not None:
+        run(
+            connection,
+            f"UPDATE {records.checkpoints} SET fence = fence + 1 WHERE task = $1",
+            (claim.taken_from,),
+        )
+    claimed = ownership.claimed(task, target, found, claim)
+    _remember(connection, records.tables, target.path, claimed)
+    return claim.emptied
+
+
+def _remember(connection: Connection, tables: str, path: tuple[str, ...], what: Record) -> None:
     run(
         connection,
-        f"INSERT INTO {tables} (schema, name, state_key, task, filled, made, kept) "
-        "VALUES ($1, $2, $3, $4, $5, to_regclass($6)::oid, to_regclass($7)::oid) "
+        f"INSERT INTO {tables} (schema, name, state_key, task, filled) "
+        "VALUES ($1, $2, $3, $4, $5) "
         "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key, "
-        "task = excluded.task, filled = excluded.filled, made = excluded.made, "
-        "kept = excluded.kept",
-        (*path, what.state_key, what.task, what.filled, quoted(*path), tables),
+        "task = excluded.task, filled = excluded.filled",
+        (*path, what.state_key, what.task, what.filled),
     )
+
+
+def remember_made(connection: Connection, tables: str, path: tuple[str, ...]) -> None:
+    """Note which table a target is."""
+    run(
+        connection,
+        f"UPDATE {tables} SET made = to_regclass($3)::oid, kept = tableoid "
+        "WHERE schema = $1 AND name = $2",
+        (*path, quoted(*path)),
+    )
+
+
+def remember_filled(connection: Connection, tables: str, path: tuple[str, ...]) -> None:
+    """Note that rows were stored to a target."""
+    run(
+        connection,
+        f"UPDATE {tables} SET filled = true WHERE schema = $1 AND name = $2 AND filled IS NOT TRUE",
+        path,
+    )
+
+
+def copy_state_key(
+    connection: Connection, real: str, path: tuple[str, ...], mine: str, at: tuple[str, ...]
+) -> None:
+    """Of a preview: under which state key the real table was filled, and nothing else of it."""
+    if (found := record(connection, real, path)) is not None:
+        _remember(connection, mine, at, Record(state_key=found.state_key))
+
+
+def rename(connection: Connection, records: Records, task: Task, checkpoint: bytes | None) -> bool:
+    """Keep under the task's name what was kept under its old one, which is fenced by that.
+
+    False if there is a checkpoint of each.
+    """
+    if task.renamed_from is None:
+        return True
+    gone = run(
+        connection,
+        f"DELETE FROM {records.checkpoints} WHERE task = $1 RETURNING checkpoint",
+        (task.renamed_from,),
+    ).fetchone()
+    if gone is not None and gone[0] is not None:
+        if checkpoint is not None:
+            return False
+        run(
+            connection,
+            f"UPDATE {records.checkpoints} SET checkpoint = $1 WHERE task = $2",
+            (gone[0], task.name),
+        )
+    run(
+        connection,
+        f"UPDATE {records.tables} SET task = $1 WHERE task = $2",
+        (task.name, task.renamed_from),
+    )
+    return True
 
 
 def forget(tables: str, path: tuple[str, ...]) -> str:
@@ -74,7 +183,7 @@ def forget(tables: str, path: tuple[str, ...]) -> str:
     return f"DELETE FROM {tables} WHERE schema = '{schema}' AND name = '{name}'"
 
 
-def elsewhere(connection: Connection, path: tuple[str, ...], tables: str) -> ConnectorError | None:
+def _elsewhere(connection: Connection, path: tuple[str, ...], tables: str) -> ConnectorError | None:
     """Why a table is not to be had, if tasks whose checkpoints are in another schema fill it."""
     others = run(
         connection,

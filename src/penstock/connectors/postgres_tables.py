@@ -73,6 +73,11 @@ def look(connection: Connection, path: tuple[str, ...]) -> LiveTable | None:
     )
 
 
+def is_empty(connection: Connection, path: tuple[str, ...]) -> bool:
+    query = f"SELECT 1 FROM {quoted(*path)} LIMIT 1"
+    return connection.execute(query.encode()).fetchone() is None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A statement, and what it does, for people."""

@@ -26,8 +26,8 @@ import pyarrow
 
 from penstock import failpoints
 from penstock.connectors import ownership, scratch, sql, sqlite_tables
-from penstock.connectors.ownership import Found, Record
-from penstock.connectors.sql import CHECKPOINTS, TABLES, quoted
+from penstock.connectors.ownership import Record
+from penstock.connectors.sql import CHECKPOINTS, quoted
 from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
 from penstock.model.clock import Clock
@@ -451,24 +451,6 @@ def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: st
     return stored
 
 
-def _rename(
-    connection: sqlite3.Connection, task: Task, checkpoint: bytes | None, path: str
-) -> None:
-    """What was kept under the task's old name is kept under its own; the old one is fenced."""
-    gone = connection.execute(
-        f"DELETE FROM {CHECKPOINTS} WHERE task = ? RETURNING checkpoint", (task.renamed_from,)
-    ).fetchall()
-    if gone and gone[0][0] is not None:
-        if checkpoint is not None:
-            raise ownership.two_checkpoints(task, path)
-        connection.execute(
-            f"UPDATE {CHECKPOINTS} SET checkpoint = ? WHERE task = ?", (gone[0][0], task.name)
-        )
-    connection.execute(
-        f"UPDATE {TABLES} SET task = ? WHERE task = ?", (task.name, task.renamed_from)
-    )
-
-
 def _fenced(task: str, epoch: int, path: str) -> FencedEndpoint:
     return FencedEndpoint(
         f"session {epoch} of {task} is over: a newer one has the database", where=path
@@ -576,8 +558,8 @@ class Sqlite:
             connection.execute("BEGIN IMMEDIATE")
             checkpoint = _raise_fence(connection, task.name, epoch, self._database.path)
             sqlite_tables.make_records(connection)
-            if task.renamed_from is not None:
-                _rename(connection, task, checkpoint, self._database.path)
+            if not sqlite_tables.rename(connection, task, checkpoint):
+                raise ownership.two_checkpoints(task, self._database.path)
             for target in task.targets:
                 done += self._apply(connection, task, target, before.get(target.path))
             connection.execute("COMMIT")
@@ -587,32 +569,13 @@ class Sqlite:
         self, connection: sqlite3.Connection, task: Task, target: Target, was: Target | None
     ) -> Iterator[str]:
         live = sqlite_tables.look(connection, target.path)
-        record = sqlite_tables.record(connection, target.path)
-        if record is None and was is not None:
-            record = Record(state_key=was.state_key)
-        claim = ownership.claim(
-            task,
-            target,
-            record,
-            Found(
-                there=live is not None,
-                is_empty=lambda: sqlite_tables.is_empty(connection, target.path),
-            ),
-            was=was,
-            hard_delete=self._hard_delete,
-            forget=f"DELETE FROM {TABLES} WHERE name = '{target.path[0]}'",
+        emptied = sqlite_tables.claim(
+            connection, task, target, was=was, live=live, hard_delete=self._hard_delete
         )
-        if claim.taken_from is not None:
-            connection.execute(
-                f"UPDATE {CHECKPOINTS} SET fence = fence + 1 WHERE task = ?", (claim.taken_from,)
-            )
-        for step in sqlite_tables.plan(target, live, emptied=claim.emptied):
+        for step in sqlite_tables.plan(target, live, emptied=emptied):
             for statement in step.statements:
                 connection.execute(statement)
             yield step.says
-        sqlite_tables.remember(
-            connection, target.path, ownership.claimed(task, target, record, claim)
-        )
 
     def open(self, task: Task, *, epoch: int, state: Json) -> SqliteSession:
         session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.connectors.ownership import Record
-from penstock.connectors.sql import TABLES, key_of, quoted
+from penstock.connectors import ownership
+from penstock.connectors.ownership import Found, Record
+from penstock.connectors.sql import CHECKPOINTS, TABLES, key_of, quoted
 from penstock.model.columns import Column, Kind
-from penstock.runtime.connector import ConnectorError, Target, TargetField
+from penstock.runtime.connector import ConnectorError, Target, TargetField, Task
 
 _TYPES: Final = {
     Kind.BOOLEAN: "INTEGER",
@@ -139,6 +140,62 @@ def remember(connection: sqlite3.Connection, path: tuple[str, ...], record: Reco
         f"INSERT INTO {TABLES} (name, state_key, task, filled) VALUES (?, ?, ?, ?)",
         (*path, record.state_key, record.task, record.filled),
     )
+
+
+def claim(
+    connection: sqlite3.Connection,
+    task: Task,
+    target: Target,
+    *,
+    was: Target | None,
+    live: LiveTable | None,
+    hard_delete: bool,
+) -> bool:
+    """Make a table the task's, and say whether its rows are out of date; raises if it may not be.
+
+    Whoever had it before is fenced.
+    """
+    found = record(connection, target.path)
+    if found is None and was is not None:
+        found = Record(state_key=was.state_key)
+    name = target.path[0].replace("'", "''")
+    claim = ownership.claim(
+        task,
+        target,
+        found,
+        Found(there=live is not None, is_empty=lambda: is_empty(connection, target.path)),
+        was=was,
+        hard_delete=hard_delete,
+        forget=f"DELETE FROM {TABLES} WHERE name = '{name}'",
+    )
+    if claim.taken_from is not None:
+        connection.execute(
+            f"UPDATE {CHECKPOINTS} SET fence = fence + 1 WHERE task = ?", (claim.taken_from,)
+        )
+    remember(connection, target.path, ownership.claimed(task, target, found, claim))
+    return claim.emptied
+
+
+def rename(connection: sqlite3.Connection, task: Task, checkpoint: bytes | None) -> bool:
+    """Keep under the task's name what was kept under its old one, which is fenced by that.
+
+    False if there is a checkpoint of each.
+    """
+    if task.renamed_from is None:
+        return True
+    gone = connection.execute(
+        f"DELETE FROM {CHECKPOINTS} WHERE task = ? RETURNING checkpoint", (task.renamed_from,)
+    ).fetchall()
+    if gone and gone[0][0] is not None:
+        if checkpoint is not None:
+            return False
+        connection.execute(
+            f"UPDATE {CHECKPOINTS} SET checkpoint = ? WHERE task = ?", (gone[0][0], task.name)
+        )
+    connection.execute(
+        f"UPDATE {TABLES} SET task = ? WHERE task = ?", (task.name, task.renamed_from)
+    )
+    return True
 
 
 def remember_filled(connection: sqlite3.Connection, path: tuple[str, ...]) -> None:
