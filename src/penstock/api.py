@@ -30,6 +30,7 @@ from penstock.catalog.desired import Applied
 from penstock.catalog.evolution import fits_documents
 from penstock.catalog.intake import Intake
 from penstock.catalog.lookup import find_collection, salt_of
+from penstock.connectors.builtin import locate
 from penstock.consensus.open import open_consensus
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
@@ -120,7 +121,8 @@ class Penstock:
 
     def apply(self, *catalogs: str | Path) -> Applied:
         """Check catalogs and record them as what shall run here; what they leave out is removed."""
-        given = load_catalog([Path(path) for path in catalogs], environ=os.environ)
+        paths = [Path(path) for path in catalogs]
+        given = load_catalog(paths, environ=os.environ, locate=locate)
         check = fits_documents(self._store)
         return self._thread.run(desired.apply(self._store, given, check=check))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.catalog.build import build_catalog
+from penstock.connectors.builtin import locate
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 SOURCES = Path(__file__).parents[2] / "src" / "penstock"
@@ -37,7 +38,7 @@ def test_everything_that_is_wrong_is_said(
         path.write_text(content, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
-    outcome = build_catalog([Path("catalog.yaml")], environ={"SET": "secret value"})
+    outcome = build_catalog([Path("catalog.yaml")], environ={"SET": "secret value"}, locate=locate)
 
     printed = "".join(d.render() + "\n" for d in outcome.diagnostics)
     if os.environ.get("UPDATE_CASES"):

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.connectors.sqlite import Sqlite
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,8 +153,34 @@ def lines(done: Result) -> list[tuple[str, Any]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.fixture
+def previewed(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, tuple[int, str]]]:
+    """What the tables of previews held at their ends, looked at before they are removed."""
+    seen: list[dict[int, tuple[int, str]]] = []
+    real = Sqlite.preview
+
+    @contextlib.contextmanager
+    def watched(self: Sqlite, paths: Any) -> Iterator[Sqlite]:  # noqa: ANN401
+        with real(self, paths) as connector:
+            yield connector
+            [file] = [
+                path
+                for path in Path.cwd().glob("views.db.preview-*")
+                if not path.suffix.endswith((".lock", ".staging"))
+                and not path.name.endswith(("-wal", "-shm"))
+            ]
+            with contextlib.closing(sqlite3.connect(file)) as database:
+                rows = database.execute("SELECT account, amount, note FROM events")
+                seen.append({account: (amount, note) for account, amount, note in rows})
+
+    monkeypatch.setattr(Sqlite, "preview", watched)
+    return seen
+
+
 @pytest.mark.spark
-def test_a_preview_of_several_sessions_ends_where_one_run_would(here: Path) -> None:
+def test_a_preview_of_several_sessions_ends_where_one_run_would(
+    here: Path, previewed: list[dict[int, tuple[int, str]]]
+) -> None:
     for start in range(0, 12, 3):
         append(here, start, 3)
     done = penstock(
@@ -164,10 +192,12 @@ def test_a_preview_of_several_sessions_ends_where_one_run_would(here: Path) -> N
     kinds = [kind for kind, _ in lines(done)]
     assert kinds.count("applied") == 2, "each session applies"
     assert kinds[0] == "applied"
-    first = dict(lines(done))["applied"]
+    first = lines(done)[0][1]
     assert first["image"] == "penstock/materialize-sqlite"
     assert kinds.count("connectorState") >= 1
-    assert table(here) == expected(12)
+    assert "created" in first["action"]
+    assert previewed == [expected(12)]
+    assert not list(here.glob("views.db*")), "nothing is left of it"
     assert not penstock("journals", "ops", cwd=here).stdout.count("ops/stats"), "nothing published"
 
 
@@ -175,8 +205,34 @@ def test_a_preview_of_several_sessions_ends_where_one_run_would(here: Path) -> N
 def test_a_preview_forgets_its_state_and_leaves_the_task_alone(here: Path) -> None:
     append(here, 0, 6)
     asked = ("preview", "--source", "catalog.yaml", "--name", "acme/views", "--sessions", "1")
-    assert penstock(*asked, "--timeout", "60s", cwd=here).exit_code == 0
-    (here / "views.db").unlink()
+    for _ in range(2):
+        tried = penstock(*asked, "--timeout", "60s", "--output-state", cwd=here)
+        assert (tried.exit_code, tried.stdout) == (0, '["connectorState",[]]\n'), tried.stderr
     run = penstock("run", "--task", "acme/views", cwd=here)
     assert "6 documents in 1 transaction" in run.stdout
     assert table(here) == expected(6)
+    append(here, 6, 3)
+    for _ in range(2):
+        assert penstock(*asked, "--timeout", "60s", cwd=here).exit_code == 0
+        assert table(here) == expected(6)
+    run = penstock("run", "--task", "acme/views", cwd=here)
+    assert "3 documents in 1 transaction" in run.stdout
+    assert table(here) == expected(9)
+    assert not list(here.glob("*preview*"))
+
+
+@pytest.mark.spark
+def test_a_preview_calls_no_webhook_and_an_error_leaves_nothing(here: Path) -> None:
+    append(here, 0, 3)
+    hook = {"url": "http://127.0.0.1:9/", "payloadTemplate": "{}", "maxAttempts": 1}
+    task: dict[str, Any] = yaml.safe_load(CATALOG)
+    task["materializations"]["acme/views"]["triggers"] = {"config": [hook]}
+    (here / "hooked.yaml").write_text(yaml.safe_dump(task))
+    asked = ("--name", "acme/views", "--sessions", "1", "--timeout", "60s")
+    done = penstock("preview", "--source", "hooked.yaml", *asked, cwd=here)
+    assert done.exit_code == 0, done.stderr
+    task["collections"]["acme/events"]["schema"]["properties"]["note"] = {"type": "integer"}
+    (here / "wrong.yaml").write_text(yaml.safe_dump(task))
+    done = penstock("preview", "--source", "wrong.yaml", *asked, cwd=here)
+    assert done.exit_code != 0
+    assert not list(here.glob("views.db*"))

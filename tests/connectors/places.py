@@ -37,6 +37,10 @@ class Place(Protocol):
 
     def columns(self, table: str = "t") -> dict[str, str]: ...
 
+    def previews(self) -> list[str]:
+        """What is left of previews."""
+        ...
+
 
 @dataclass
 class SqlitePlace:
@@ -66,6 +70,9 @@ class SqlitePlace:
 
     def columns(self, table: str = "t") -> dict[str, str]:
         return dict(self.execute(f"SELECT name, type FROM pragma_table_info('{table}')"))  # noqa: S608
+
+    def previews(self) -> list[str]:
+        return sorted(path.name for path in self.directory.glob("*preview*"))
 
 
 @dataclass
@@ -121,6 +128,15 @@ class PostgresPlace:
         )
         return dict(found)
 
+    def previews(self) -> list[str]:
+        return [
+            name
+            for (name,) in self.execute(
+                "SELECT tablename::text FROM pg_tables WHERE schemaname = 'penstock_stage' "
+                "AND tableowner = current_user ORDER BY 1"
+            )
+        ]
+
 
 def start(
     place: Place,
@@ -128,10 +144,18 @@ def start(
     epoch: int = 1,
     last: Run | None = None,
     name: str = "acme/views",
+    renamed_from: str | None = None,
     **config: Any,  # noqa: ANN401 - any JSON value
 ) -> Run:
     """Build, apply and open; whoever made the place closes it."""
-    what = built(place.directory, binds, place.connect, config=place.config | config, name=name)
+    what = built(
+        place.directory,
+        binds,
+        place.connect,
+        config=place.config | config,
+        name=name,
+        renamed_from=renamed_from,
+    )
     run = Run.start(what, epoch=epoch, last=None if last is None else last.built)
     place.runs.append(run)
     return run

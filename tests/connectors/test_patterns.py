@@ -251,3 +251,19 @@ def _by_key(rows: dict[int, int]) -> dict[str, int]:
 
 def _sums(documents: Sequence[Document]) -> dict[str, int]:
     return {key: state["n"] for key, state in expected(ONE, documents).items()}
+
+
+# ------------------------------------------------------------------------------------- previews
+
+
+@pytest.mark.parametrize("kind", [Files, Direct])
+def test_a_preview_is_apart_and_leaves_nothing(tmp_path: Path, kind: type[Files | Direct]) -> None:
+    connector = kind({"path": str(tmp_path / "views")}, where="x")
+    with connector.preview([("one",)]) as preview:
+        what = built(tmp_path, [ONE], lambda *_: preview, config={"path": str(tmp_path / "views")})
+        run = Run.start(what, epoch=1)
+        run.session.acknowledge(run.commit(run.stage([{"k": 1, "n": 1}])))
+        run.close()
+        assert list(tmp_path.glob("*preview*"))
+        assert not (tmp_path / "views").exists()
+    assert not list(tmp_path.glob("*preview*"))

@@ -41,9 +41,9 @@ from penstock.runtime.connector import (
 )
 from penstock.runtime.materialize import work
 from penstock.runtime.materialize.fields import Mode
-from penstock.runtime.materialize.leader import Control, World, recovery_key
+from penstock.runtime.materialize.leader import Control, World
 from penstock.runtime.pruning import Pruning
-from penstock.runtime.recovery import Layout, RecoveryMachine
+from penstock.runtime.recovery import Layout, RecoveryMachine, recovery_key
 from penstock.runtime.requests import CLOSE_NOW, request
 from penstock.testing import endpoints
 from runtime.crash_world import receiving

@@ -8,7 +8,7 @@ schemas, then what refers to collections.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +22,10 @@ from penstock.catalog.kinds import check
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
-from penstock.catalog.tasks import build_capture, build_materialization
+from penstock.catalog.tasks import build_capture, build_materialization, check_shared
 from penstock.errors import UserError
-from penstock.model.spec import Catalog, StorageMapping, Store
+from penstock.model.json_order import Json
+from penstock.model.spec import Catalog, Endpoint, StorageMapping, Store
 
 _PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
 _KINDS = {
@@ -53,13 +54,22 @@ class InvalidCatalog(UserError):
     """A catalog with errors in it; the message holds all of them."""
 
 
+Locate = Callable[[Endpoint, str, Json], tuple[str, ...] | None]
+"""What tells a resource of an endpoint from all others; None if that is not known here."""
+
+
 def build_catalog(
-    mains: Sequence[Path], *, environ: Mapping[str, str] | None, allow_outside: bool = False
+    mains: Sequence[Path],
+    *,
+    environ: Mapping[str, str] | None,
+    allow_outside: bool = False,
+    locate: Locate | None = None,
 ) -> Outcome:
     """Read catalogs and what they import, check everything, and build what is sound.
 
     `environ` answers whether secrets that the catalog refers to are set; None does not ask, for
-    machines that check catalogs and never run them.
+    machines that check catalogs and never run them. `locate` is what connectors know of resources:
+    with it, tasks that would fill the same one are found.
     """
     diagnostics = Diagnostics()
     sources = Sources(diagnostics, allow_outside=allow_outside)
@@ -69,6 +79,8 @@ def build_catalog(
             check(root, CATALOG, diagnostics)
     scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS})
     catalog = _build(scope, environ)
+    if locate is not None:
+        check_shared(catalog.materializations, scope, locate)
     return Outcome(
         catalog=catalog,
         diagnostics=tuple(diagnostics),
@@ -77,10 +89,14 @@ def build_catalog(
 
 
 def load_catalog(
-    mains: Sequence[Path], *, environ: Mapping[str, str] | None, allow_outside: bool = False
+    mains: Sequence[Path],
+    *,
+    environ: Mapping[str, str] | None,
+    allow_outside: bool = False,
+    locate: Locate | None = None,
 ) -> Catalog:
     """The catalog, or an InvalidCatalog that says everything that is wrong with it."""
-    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
+    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
     errors = [d for d in outcome.diagnostics if d.is_error]
     if errors:
         count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"

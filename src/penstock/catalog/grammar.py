@@ -410,6 +410,9 @@ MATERIALIZATION_BINDING = Record(
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
+        "takeover": Key(
+            "Take the resource from the task that fills it: it is emptied, and filled anew.", FLAG
+        ),
     },
 )
 FOLLOWED_CAPTURE = Key(
@@ -479,6 +482,7 @@ MATERIALIZATION = Record(
                 },
             ),
         ),
+        "renamedFrom": Key("What the task was called before: it goes on where that one was.", NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from penstock.catalog import reading
@@ -10,7 +10,7 @@ from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
 from penstock.catalog.secrets import check_references
-from penstock.model.json_order import canonical_json
+from penstock.model.json_order import Json, canonical_json
 from penstock.model.spec import (
     AutoDiscover,
     CaptureBinding,
@@ -147,6 +147,7 @@ def build_materialization(
         follows=follows,
         on_incompatible=on_incompatible,
         triggers=triggers,
+        renamed_from=_renamed_from(name, node, scope),
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_MATERIALIZATION_S),
         delete=reading.flag(node, "delete"),
     )
@@ -185,7 +186,27 @@ def _materialization_binding(
         priority=reading.whole(node, "priority", 0),
         disable=reading.flag(node, "disable"),
         backfill=reading.whole(node, "backfill", 0),
+        takeover=reading.flag(node, "takeover"),
     )
+
+
+def _renamed_from(name: str, node: Node, scope: Scope) -> str | None:
+    """The name that a task had before: nobody else has it now, or goes on from it."""
+    given = node.get("renamedFrom")
+    if given is None or given.text is None:
+        return None
+    tasks = scope.defined["materializations"]
+    if given.text in tasks:
+        message = f'renamedFrom: "{given.text}" is defined as well'
+        hint = "remove the task of the old name: this one goes on where it was"
+        scope.sources.error(given, "E-RENAMED", message, hint=hint, see=tasks[given.text])
+    for other, task in tasks.items():
+        theirs = task.get("renamedFrom")
+        if theirs is not None and theirs.text == given.text and other < name:
+            message = f'"{other}" was renamed from "{given.text}" too'
+            hint = "one task goes on where it was; remove renamedFrom from the other"
+            scope.sources.error(given, "E-RENAMED", message, hint=hint, see=theirs)
+    return given.text
 
 
 def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> FieldSelection:
@@ -261,6 +282,37 @@ def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
             message = f"bindings {earlier} and {i} have the same resource"
             scope.sources.error(resource, "E-DUP-RESOURCE", message, see=see)
         first.setdefault(text, (i, resource))
+
+
+def check_shared(
+    tasks: Sequence[MaterializationSpec],
+    scope: Scope,
+    locate: Callable[[Endpoint, str, Json], tuple[str, ...] | None],
+) -> None:
+    """No two active bindings of the catalog fill the same resource, whatever it is called there."""
+    first: dict[tuple[str, ...], tuple[str, Node]] = {}
+    for task in tasks:
+        bindings = scope.defined["materializations"][task.name].get("bindings")
+        if task.shards.disable or task.delete or bindings is None:
+            continue
+        for binding in bindings.items:
+            resource = binding.get("resource")
+            if resource is None or reading.flag(binding, "disable"):
+                continue
+            location = locate(task.endpoint, task.name, resource.plain())
+            if location is None:
+                continue
+            other, see = first.setdefault(location, (task.name, resource))
+            if see is resource or (other == task.name and see.plain() == resource.plain()):
+                continue  # the same words in one task were said to be a mistake before
+            who = "another binding" if other == task.name else other
+            scope.sources.error(
+                resource,
+                "E-SHARED",
+                f"{task.name} and {who} fill the same table",
+                hint="give each a table of its own; two that fill one count everything twice",
+                see=see,
+            )
 
 
 def _triggers(

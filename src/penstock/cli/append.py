@@ -230,9 +230,10 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     from penstock.catalog import desired
     from penstock.catalog.build import load_catalog
     from penstock.catalog.evolution import fits_documents
+    from penstock.connectors.builtin import locate
 
     if settings.catalog:
-        given = load_catalog(settings.catalog, environ=None)
+        given = load_catalog(settings.catalog, environ=None, locate=locate)
         await desired.apply(store, given, check=fits_documents(store))
     return await desired.load(store)
 

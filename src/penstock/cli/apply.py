@@ -50,13 +50,13 @@ def apply(
     Example: penstock apply catalog.yaml --dry-run
     """
     from penstock.catalog.build import load_catalog
-    from penstock.connectors.builtin import idle_tasks
+    from penstock.connectors.builtin import idle_tasks, locate
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("which catalog?", fix="penstock apply catalog.yaml")
     environ = None if without_secrets else os.environ
-    catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside)
+    catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
     applied = asyncio.run(_apply(settings, catalog, dry_run=dry_run))
     idle = idle_tasks(catalog)
     if settings.json:

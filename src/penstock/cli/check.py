@@ -51,12 +51,13 @@ def check(
         print_json(editor_schema())
         return
     from penstock.catalog.build import build_catalog
+    from penstock.connectors.builtin import locate
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("which catalog?", fix="penstock check catalog.yaml")
     environ = None if without_secrets else os.environ
-    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside)
+    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
     refused = asyncio.run(_refused(settings, outcome)) if outcome.ok else None
     if settings.json:
         print_json({**report(outcome, explain=explain), "refused": refused and refused.what})

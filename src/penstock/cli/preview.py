@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -25,10 +25,13 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.model.json_order import Json
     from penstock.model.spec import Catalog, MaterializationSpec
+    from penstock.runtime.connector import Materialization
     from penstock.runtime.materialize.build import Built
     from penstock.runtime.materialize.leader import Control, World
 
 _log = logging.getLogger("penstock.preview")
+
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 GRACE_S: Final = 5.0
 """How long a session may take to stop before it is ended."""
@@ -62,11 +65,15 @@ def preview(
         bool, typer.Option("--output-apply", help="Print what was applied, once per session.")
     ] = False,
 ) -> None:
-    """Run a task with its real connector, against a state that is forgotten afterwards.
+    """Run a task with its real connector, in tables that are forgotten afterwards.
 
     It reads the collections of the data directory from their beginning and writes to the task's
-    endpoint, under a name of its own there. Nothing is published. Several sessions share one state,
-    and every session but the last one stops with work left over, as a crash would.
+    endpoint, into tables of its own there: like those of the task, where these exist, but empty. It
+    changes none of the task's tables, publishes nothing, and calls no webhook. Its tables are
+    removed at the end; if it is killed, the next preview at the endpoint removes them.
+
+    Several sessions share one state, and every session but the last one stops with work left over,
+    as a crash would.
 
     What it prints on stdout is one line ["kind", …] each; all else goes to stderr. Ctrl-C and the
     timeout end it normally.
@@ -128,13 +135,15 @@ class _Preview:
                 scratch = await open_consensus(f"sqlite:///{directory}/state.db")
                 stack.push_async_callback(scratch.close)
                 world = dataclasses.replace(make_world(self._settings, store), scratch=scratch)
-                built = await asyncio.to_thread(_build, catalog, spec, self._shards)
+                connector = await stack.enter_async_context(_scratch(spec))
+                built = await asyncio.to_thread(_build, catalog, spec, connector, self._shards)
                 await self._supervised(built, world, limit_s)
 
     async def _supervised(self, built: Built, world: World, limit_s: float | None) -> None:
         """Sessions, until they are done or somebody has had enough."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._stopping.set)
+        for number in _STOPS:
+            loop.add_signal_handler(number, self._stopping.set)
         running = asyncio.create_task(self._sessions(built, world))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -152,7 +161,8 @@ class _Preview:
                 await running
         finally:
             stopping.cancel()
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in _STOPS:
+                loop.remove_signal_handler(number)
 
     async def _sessions(self, built: Built, world: World) -> None:
         from penstock.runtime.materialize.leader import Control, Ended, run_session
@@ -205,9 +215,27 @@ def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
     )
 
 
-def _build(catalog: Catalog, spec: MaterializationSpec, shards: int) -> Built:
+@contextlib.asynccontextmanager
+async def _scratch(spec: MaterializationSpec) -> AsyncIterator[Materialization]:
+    """The task's connector, for tables that nobody else uses."""
     from penstock.connectors.builtin import materialization
+
+    connector = materialization(spec.endpoint, spec.name)
+    paths = [connector.path(each.resource.value) for each in spec.bindings if not each.disable]
+    with contextlib.ExitStack() as stack:
+        preview = await asyncio.to_thread(stack.enter_context, connector.preview(paths))
+        try:
+            yield preview
+        finally:
+            # Also of a preview that is cancelled: what would remove its tables is not.
+            await asyncio.shield(asyncio.to_thread(stack.close))
+
+
+def _build(
+    catalog: Catalog, spec: MaterializationSpec, connector: Materialization, shards: int
+) -> Built:
     from penstock.runtime.materialize.build import build
 
-    stderr.print(f"previewing {spec.name}; its endpoint is written to", markup=False)
-    return build(catalog, spec, materialization, shards=shards, name=f"{spec.name}/preview")
+    stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
+    name = f"{spec.name}/preview"
+    return build(catalog, spec, lambda *_: connector, shards=shards, name=name).quiet()

@@ -66,6 +66,14 @@ def _no_connector(endpoint: Endpoint) -> str:
     return f"there is no connector {endpoint.image or endpoint.kind}"
 
 
+def locate(endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
+    """What tells a resource from all others; None if its connector cannot say that here."""
+    try:
+        return materialization(endpoint, task).location(resource)
+    except UserError:
+        return None  # said when the task is run, or a secret that is set there
+
+
 def materialization(endpoint: Endpoint, task: str) -> Materialization:
     """The connector of an endpoint."""
     place = _place(endpoint)

@@ -15,15 +15,22 @@ tells. It is read under the row's lock, which a transaction that is still at wor
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import psycopg
 
 from penstock import failpoints
-from penstock.connectors import postgres_tables, sql
+from penstock.connectors import (
+    ownership,
+    postgres_preview,
+    postgres_records,
+    postgres_tables,
+    sql,
+)
 from penstock.connectors.postgres_columns import (
     NAME_BYTES_MAX,
     SYSTEM_COLUMNS,
@@ -32,6 +39,8 @@ from penstock.connectors.postgres_columns import (
     fit,
     type_of,
 )
+from penstock.connectors.postgres_preview import Preview
+from penstock.connectors.postgres_records import Records
 from penstock.connectors.postgres_rows import (
     STAGE,
     Carried,
@@ -88,14 +97,24 @@ class Options:
     server: Server
     schema: str
     hard_delete: bool
+    preview: Preview | None = None
+    """What stands for the tables of a run, if it is none."""
 
     @property
     def checkpoints(self) -> str:
-        return quoted(self.schema, CHECKPOINTS)
+        return quoted(*self.place((self.schema, CHECKPOINTS)))
 
     @property
     def tables(self) -> str:
-        return quoted(self.schema, TABLES)
+        return quoted(*self.place((self.schema, TABLES)))
+
+    @property
+    def records(self) -> Records:
+        return Records(checkpoints=self.checkpoints, tables=self.tables)
+
+    def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """Where a table is, in this run or preview."""
+        return path if self.preview is None else self.preview.table(*path)
 
 
 # --------------------------------------------------------------------------------- on the leader
@@ -108,6 +127,7 @@ class PostgresSession:
         self._options = options
         self._server = options.server
         self._task = task.name
+        self._old_name = task.renamed_from
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
         self._connection = self._server.connect()
@@ -122,8 +142,11 @@ class PostgresSession:
         except BaseException:
             self._connection.close()
             raise
-        self._layouts = layouts
-        self.workers = PostgresWorkers(self._server, self._targets, layouts)
+        self._layouts = {binding: layout for binding, (layout, _) in layouts.items()}
+        self._oids = {binding: oid for binding, (_, oid) in layouts.items()}
+        self._filled: set[int] = set()
+        prefix = "" if options.preview is None else options.preview.prefix
+        self.workers = PostgresWorkers(self._server, self._targets, self._layouts, prefix)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -161,6 +184,7 @@ class PostgresSession:
                 self._merge_carried(each.binding, Carried.read(each.at))
             else:
                 self._merge_table(each)
+        filled = self._check_tables({each.binding for each in staged})
         failpoints.hit(_STORED)
         try:
             ended = run(self._connection, "COMMIT").statusmessage
@@ -171,6 +195,40 @@ class PostgresSession:
         else:
             if ended != "COMMIT":
                 raise Bug(f"a transaction ended with {ended}")
+        self._filled |= filled
+
+    def _check_tables(self, bindings: set[int]) -> set[int]:
+        """Whether rows went to the tables that were opened, and note that these have some.
+
+        What was stored to is locked: nobody can put another table in its place any more.
+        """
+        if not bindings:
+            return set()
+        order = sorted(bindings)
+        names = [quoted(*self._targets[binding].path) for binding in order]
+        rows = run(
+            self._connection,
+            "SELECT to_regclass(name)::oid FROM unnest($1::text[]) WITH ORDINALITY AS n(name, at) "
+            "ORDER BY at",
+            (names,),
+        ).fetchall()
+        for binding, name, (oid,) in zip(order, names, rows, strict=True):
+            if oid != self._oids[binding]:
+                raise ConnectorError(
+                    f"table {name} was dropped while a session had it open",
+                    where=self._server.name,
+                    fix="raise `backfill` of the binding to fill it anew",
+                    transient=True,
+                )
+        filled = {
+            binding
+            for binding in bindings - self._filled
+            if not postgres_tables.is_empty(self._connection, self._targets[binding].path)
+        }
+        for binding in filled:
+            path = self._targets[binding].path
+            postgres_records.remember_filled(self._connection, self._options.tables, path)
+        return filled
 
     def _store_checkpoint(self, checkpoint: bytes) -> None:
         """First of all, and with the fence checked in the same statement: it is a lock as well."""
@@ -215,7 +273,7 @@ class PostgresSession:
         )
         columns = f"{sql.columns_of(self._targets[binding])}, {quoted(DELETE)}"
         source = f"unnest({arrays}) AS s ({columns})"
-        self._merge(binding, source, carried.literals, deletes=carried.deleted > 0)
+        self._merge(binding, source, carried.literals, rows=carried.rows, deleted=carried.deleted)
 
     def _merge_table(self, staged: Staged) -> None:
         """Rows that were copied, if they are still there."""
@@ -234,16 +292,16 @@ class PostgresSession:
                 fix="nothing: the transaction is run again",
                 transient=True,
             )
-        self._merge(staged.binding, f"{table} AS s", None, deletes=deleted > 0)
+        self._merge(staged.binding, f"{table} AS s", None, rows=there, deleted=deleted)
 
     def _merge(
-        self, binding: int, source: str, values: Sequence[str] | None, *, deletes: bool
+        self, binding: int, source: str, values: Sequence[str] | None, *, rows: int, deleted: int
     ) -> None:
         """Release rows: update what is there, add what is not, remove what is deleted."""
         target = self._targets[binding]
-        removal = _removal(target, source, hard=self._options.hard_delete)
-        if deletes and not target.delta_updates and removal is not None:
-            run(self._connection, removal, values)
+        if deleted and not target.delta_updates:
+            self._remove(target, source, values)
+            rows -= deleted
         columns = sql.columns_of(target)
         insert = (
             f"INSERT INTO {quoted(*target.path)} AS t ({columns}) SELECT {columns} FROM {source}"
@@ -251,7 +309,29 @@ class PostgresSession:
         if not target.delta_updates:
             # The condition also keeps ON from being read as that of a join.
             insert += f" WHERE NOT {quoted(DELETE)} {sql.on_conflict(target, _DIALECT)}"
-        run(self._connection, insert, values)
+        done = run(self._connection, insert, values)
+        sql.check_stored(target, sent=rows, stored=done.rowcount, where=self._server.name)
+
+    def _remove(self, target: Target, source: str, values: Sequence[str] | None) -> None:
+        """Rows go, or show the deletion; a key that is not there does not appear by it."""
+        hard = self._options.hard_delete
+        removal = _removal(target, source, hard=hard)
+        if removal is None:
+            return
+        removed = run(self._connection, removal, values).rowcount
+        left = run(
+            self._connection,
+            f"SELECT count(*) FROM {source}, {quoted(*target.path)} AS t "
+            f"WHERE s.{quoted(DELETE)} AND {sql.same_key(target, 't', 's')}",
+            values,
+        ).fetchone()
+        there = left[0] if left is not None else 0
+        sql.check_removed(
+            target,
+            there=removed + there if hard else there,
+            removed=removed,
+            where=self._server.name,
+        )
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -259,15 +339,20 @@ class PostgresSession:
     def sweep(self, keep: Sequence[Staged]) -> None:
         """Drop tables that attempts of this task have left; those of a newer session are its."""
         kept = {each.at for each in keep}
+        names = [name for name in self._staged(self._task) if epoch_of(name) <= self._epoch]
+        if self._old_name is not None:
+            names += self._staged(self._old_name)
+        self._drop([name for name in names if name not in kept])
+
+    def _staged(self, task: str) -> list[str]:
         with self._server.explained():
             rows = run(
                 self._connection,
                 "SELECT tablename::text FROM pg_tables WHERE schemaname = $1 "
                 "AND starts_with(tablename::text, $2)",
-                (STAGE, stage_prefix(self._task)),
+                (STAGE, stage_prefix(task)),
             ).fetchall()
-        names = [name for (name,) in rows if name not in kept and epoch_of(name) <= self._epoch]
-        self._drop(names)
+        return [name for (name,) in rows]
 
     def _drop(self, names: Sequence[str]) -> None:
         """Best effort: an attempt that still writes holds its table, and is not waited for."""
@@ -301,7 +386,8 @@ def _removal(target: Target, source: str, *, hard: bool) -> str | None:
     return f"UPDATE {table} AS t SET {sets} FROM {source} WHERE {rows}" if sets else None
 
 
-def _layout(connection: Connection, target: Target) -> Layout:
+def _layout(connection: Connection, target: Target) -> tuple[Layout, int]:
+    """How rows of a target are written, and which table it is."""
     live = postgres_tables.look(connection, target.path)
     if live is None:
         raise ConnectorError(f"table {'.'.join(target.path)} is gone", transient=True)
@@ -310,7 +396,7 @@ def _layout(connection: Connection, target: Target) -> Layout:
         raise ConnectorError(
             f"table {'.'.join(target.path)} has lost {', '.join(missing)}", transient=True
         )
-    return Layout.of(".".join(target.path), target.fields, types)
+    return Layout.of(".".join(target.path), target.fields, types), live.oid
 
 
 def raise_fence(connection: Connection, options: Options, task: str, epoch: int) -> bytes | None:
@@ -391,6 +477,9 @@ class Postgres:
             )
         return name
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        return "postgres", *self._options.server.location, *self.path(resource)
+
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(
             resource, "delta_updates", where=f"{self._where}: resource"
@@ -449,10 +538,11 @@ class Postgres:
                     reason="PostgreSQL has no column of that name: give the location another, of "
                     f"at most {NAME_BYTES_MAX} bytes, by a projection",
                 )
+        there = self._options.place(path)
         with self._connected() as connection:
-            live = postgres_tables.look(connection, path)
-            filled = _state_keys(connection, self._options).get(path, state_key)
-        if live is None or filled != state_key:
+            live = postgres_tables.look(connection, there)
+            record = postgres_records.record(connection, self._options.tables, there)
+        if live is None or (record is not None and record.state_key != state_key):
             return found  # it is made to fit, by a backfill that was asked for
         for each in fields:
             column = live.columns.get(each.name)
@@ -462,46 +552,85 @@ class Postgres:
 
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         """All or nothing, and only if no newer session has been here."""
-        before = {} if last is None else {target.path: target for target in last.targets}
+        given, task = task, self._placed(task)
+        before = {} if last is None else {each.path: each for each in self._placed(last).targets}
         done: list[str] = []
         with self._connected() as connection:
             run(connection, BEGIN)
             run(connection, f"SELECT pg_advisory_xact_lock({_DDL_LOCK})")
-            schemas = {STAGE, self._options.schema, *(target.path[0] for target in task.targets)}
+            home = self._options.place((self._options.schema, CHECKPOINTS))[0]
+            schemas = {STAGE, home, *(target.path[0] for target in task.targets)}
             done += _make_schemas(connection, schemas, self._options.server)
-            raise_fence(connection, self._options, task.name, epoch)
-            run(
-                connection,
-                f"CREATE TABLE IF NOT EXISTS {self._options.tables} "
-                "(schema text, name text, state_key text NOT NULL, PRIMARY KEY (schema, name))",
-            )
-            filled = _state_keys(connection, self._options)
+            checkpoint = raise_fence(connection, self._options, task.name, epoch)
+            postgres_records.make(connection, self._options.tables)
+            if not postgres_records.rename(connection, self._options.records, task, checkpoint):
+                raise ownership.two_checkpoints(task, self._options.server.name)
             for target in task.targets:
-                was = before.get(target.path)
-                key = filled.get(target.path, was.state_key if was else target.state_key)
-                live = postgres_tables.look(connection, target.path)
-                for step in postgres_tables.plan(
-                    target, live, before=was, emptied=key != target.state_key
-                ):
-                    run(connection, step.statement)
-                    done.append(step.says)
-                run(
-                    connection,
-                    f"INSERT INTO {self._options.tables} VALUES ($1, $2, $3) "
-                    "ON CONFLICT (schema, name) DO UPDATE SET state_key = excluded.state_key",
-                    (*target.path, target.state_key),
-                )
+                done += self._apply(connection, task, target, before.get(target.path))
             run(connection, "COMMIT")
-        return Applied(description="; ".join(done))
+        said = "; ".join(done)
+        preview = self._options.preview
+        return Applied(description=said if preview is None else preview.shown(said, given))
+
+    def _apply(
+        self, connection: Connection, task: Task, target: Target, was: Target | None
+    ) -> Iterator[str]:
+        live = postgres_tables.look(connection, target.path)
+        emptied = postgres_records.claim(
+            connection,
+            self._options.records,
+            task,
+            target,
+            was=was,
+            live=live,
+            hard_delete=self._options.hard_delete,
+        )
+        for step in postgres_tables.plan(target, live, before=was, emptied=emptied):
+            run(connection, step.statement)
+            yield step.says
+        postgres_records.remember_made(connection, self._options.tables, target.path)
+
+    def _placed(self, task: Task) -> Task:
+        preview = self._options.preview
+        return task if preview is None else preview.task(task)
 
     def open(self, task: Task, *, epoch: int, state: Json) -> PostgresSession:
-        session = PostgresSession(self._options, task, epoch)
+        session = PostgresSession(self._options, self._placed(task), epoch)
         try:
             session.sweep(())
         except BaseException:
             session.close()
             raise
         return session
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        """In tables of its own, beside those that tasks stage rows in."""
+        with self._connected() as keeper:
+            preview = postgres_preview.claim(keeper)
+            connector = copy.copy(self)
+            connector._options = replace(self._options, preview=preview)  # noqa: SLF001 - a copy
+            try:
+                with self._connected() as connection:
+                    postgres_preview.sweep(connection)
+                    run(connection, "BEGIN")
+                    for _ in _make_schemas(connection, {STAGE}, self._options.server):
+                        pass
+                    mine = connector._options.tables  # noqa: SLF001
+                    postgres_records.make(connection, mine)
+                    for path in paths:
+                        postgres_preview.copy_shape(connection, preview, path)
+                        postgres_records.copy_state_key(
+                            connection, self._options.tables, path, mine, preview.table(*path)
+                        )
+                    run(connection, "COMMIT")
+                yield connector
+            finally:
+                try:
+                    with self._connected() as connection:
+                        postgres_preview.remove(connection, preview)
+                except ConnectorError as error:
+                    _log.warning("the next preview removes what this one leaves: %s", error.what)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -538,12 +667,3 @@ def _may_not(server: Server, schema: str) -> ConnectorError:
         where=server.name,
         fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(server.user)}",
     )
-
-
-def _state_keys(connection: Connection, options: Options) -> dict[tuple[str, ...], str]:
-    """Under which state key each target was filled, as far as that is known."""
-    found = run(connection, "SELECT to_regclass($1)", (options.tables,)).fetchone()
-    if found is None or found[0] is None:
-        return {}
-    rows = run(connection, f"SELECT schema, name, state_key FROM {options.tables}").fetchall()
-    return {(schema, name): state_key for schema, name, state_key in rows}

@@ -46,13 +46,17 @@ def stage_prefix(task: str) -> str:
     return f"{hashlib.sha256(task.encode()).hexdigest()[:16]}_"
 
 
-def stage_name(attempt: Attempt, binding: int) -> str:
+def stage_name(attempt: Attempt, binding: int, prefix: str = "") -> str:
     """The table of an attempt: epoch after the prefix, then what makes it unique, or a digest."""
-    prefix = f"{stage_prefix(attempt.task)}{attempt.epoch}_"
-    rest = f"{attempt.name}_{binding}".removeprefix(f"{attempt.epoch}_")
-    if len(prefix) + len(rest) > NAME_BYTES_MAX:
-        rest = hashlib.sha256(rest.encode()).hexdigest()[: NAME_BYTES_MAX - len(prefix)]
-    return prefix + rest
+    prefix = f"{prefix or stage_prefix(attempt.task)}{attempt.epoch}_"
+    return fitting(prefix, f"{attempt.name}_{binding}".removeprefix(f"{attempt.epoch}_"))
+
+
+def fitting(prefix: str, name: str) -> str:
+    """A name with a prefix, or with a digest in its place if it would be too long."""
+    if len(prefix.encode()) + len(name.encode()) <= NAME_BYTES_MAX:
+        return prefix + name
+    return prefix + hashlib.sha256(name.encode()).hexdigest()[: NAME_BYTES_MAX - len(prefix)]
 
 
 def epoch_of(name: str) -> int:
@@ -67,9 +71,11 @@ class PostgresWorkers:
     server: Server
     targets: Mapping[int, Target]
     layouts: Mapping[int, Layout]
+    prefix: str = ""
+    """Of a preview: what the names of its tables begin with."""
 
     def stager(self, attempt: Attempt) -> PostgresStager:
-        return PostgresStager(self.server, self.layouts, attempt)
+        return PostgresStager(self.server, self.layouts, attempt, self.prefix)
 
     def loader(self, attempt: Attempt) -> PostgresLoader:
         return PostgresLoader(self.server, self.targets, self.layouts)
@@ -140,16 +146,20 @@ class _Pile:
 class PostgresStager:
     """Piles rows up; only what is too much to carry goes to a table, in one transaction."""
 
-    def __init__(self, server: Server, layouts: Mapping[int, Layout], attempt: Attempt) -> None:
+    def __init__(
+        self, server: Server, layouts: Mapping[int, Layout], attempt: Attempt, prefix: str = ""
+    ) -> None:
         self._server = server
         self._layouts = layouts
         self._attempt = attempt
+        self._prefix = prefix
         self._piles: dict[int, _Pile] = {}
         self._connection: Connection | None = None
 
     def store(self, binding: int, rows: pyarrow.RecordBatch) -> None:
         if (pile := self._piles.get(binding)) is None:
-            pile = _Pile(self._layouts[binding], stage_name(self._attempt, binding))
+            table = stage_name(self._attempt, binding, self._prefix)
+            pile = _Pile(self._layouts[binding], table)
             self._piles[binding] = pile
         pile.add(rows)
         if pile.waiting_bytes > (_COPY_BYTES if pile.copied else CARRIED_BYTES_MAX):

@@ -98,6 +98,17 @@ class Server:
         return f"{self.config.value['address']}, database {self.config.value['database']}"
 
     @property
+    def location(self) -> tuple[str, ...]:
+        """Which server and database, such that what is surely the same is equal."""
+        address, database = str(self.config.value["address"]), str(self.config.value["database"])
+        try:
+            host, port = self._place(address)
+        except UserError:
+            return address, database  # a reference, which is known where the task runs
+        host = "localhost" if host in ("127.0.0.1", "::1") else host.lower()
+        return host, str(port), database
+
+    @property
     def user(self) -> str:
         """As the catalog writes it."""
         name: str = self.config.value["user"]

@@ -48,6 +48,7 @@ class LiveTable:
     """A table that is there."""
 
     columns: dict[str, LiveColumn]
+    oid: int = 0
     unique: frozenset[frozenset[str]] = frozenset()
     """The sets of columns of which no two rows may have the same values."""
     is_table: bool = True
@@ -62,6 +63,7 @@ def look(connection: Connection, path: tuple[str, ...]) -> LiveTable | None:
     columns = connection.execute(_COLUMNS, (oid,)).fetchall()
     unique = connection.execute(_UNIQUE, (oid,)).fetchall()
     return LiveTable(
+        oid=oid,
         columns={
             name: LiveColumn(type=type_, not_null=not_null, filled=filled)
             for name, type_, not_null, filled in columns
@@ -69,6 +71,11 @@ def look(connection: Connection, path: tuple[str, ...]) -> LiveTable | None:
         unique=frozenset(frozenset(names) for (names,) in unique),
         is_table=kind in ("r", "p"),
     )
+
+
+def is_empty(connection: Connection, path: tuple[str, ...]) -> bool:
+    query = f"SELECT 1 FROM {quoted(*path)} LIMIT 1"
+    return connection.execute(query.encode()).fetchone() is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +96,8 @@ def plan(
     """
     table = ".".join(target.path)
     name = quoted(*target.path)
-    if live is not None and not live.is_table:
-        raise ConnectorError(
-            f"{table} is there, and is not a table",
-            fix="give the binding another table, or drop what is there",
-        )
+    if live is not None:
+        check_kind(target.path, live)
     if live is not None and emptied:
         if _fits_key(target, live):
             yield Step(statement=f"TRUNCATE {name}", says=f"emptied {table} for a backfill")
@@ -108,6 +112,15 @@ def plan(
     _check_key(target, live)
     yield from _columns(target, live)
     yield from _left_over(target, live, before)
+
+
+def check_kind(path: tuple[str, ...], live: LiveTable) -> None:
+    """Rows that a view filters out, or that something else takes, would be lost."""
+    if not live.is_table:
+        raise ConnectorError(
+            f"{'.'.join(path)} is there, and is not a table",
+            fix="give the binding another table, or drop what is there",
+        )
 
 
 def _create(target: Target) -> str:

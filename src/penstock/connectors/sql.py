@@ -14,7 +14,14 @@ from penstock.errors import UserError
 from penstock.model.columns import Kind
 from penstock.model.json_order import Json
 from penstock.model.reduce import Strategy
-from penstock.runtime.connector import DELETE, Constraint, Target, TargetField, Verdict
+from penstock.runtime.connector import (
+    DELETE,
+    ConnectorError,
+    Constraint,
+    Target,
+    TargetField,
+    Verdict,
+)
 
 CHECKPOINTS: Final = "penstock_checkpoints"
 """The table of fences and checkpoints, one row per task."""
@@ -60,14 +67,17 @@ def same_key(target: Target, one: str, other: str) -> str:
 
 
 def on_conflict(target: Target, dialect: Dialect) -> str:
-    """What follows `INSERT INTO … AS t …` to make it an update where the key is there already."""
+    """What follows `INSERT INTO … AS t …` to make it an update where the key is there already.
+
+    A row that has nothing but its key is updated too, by itself: so every row that is sent counts
+    as one that is stored, and one that does not was left out.
+    """
     sets = [
         f"{quoted(field.name)} = {_updated(field, target, dialect)}"
         for field in target.fields
         if not field.is_key
-    ]
-    update = f"UPDATE SET {', '.join(sets)}" if sets else "NOTHING"
-    return f"ON CONFLICT ({key_of(target)}) DO {update}"
+    ] or [f"{quoted(field.name)} = excluded.{quoted(field.name)}" for field in target.key[:1]]
+    return f"ON CONFLICT ({key_of(target)}) DO UPDATE SET {', '.join(sets)}"
 
 
 def _updated(field: TargetField, target: Target, dialect: Dialect) -> str:
@@ -88,6 +98,32 @@ def _updated(field: TargetField, target: Target, dialect: Dialect) -> str:
             return f"COALESCE({old}, {new})"
         case _:
             return f"COALESCE({new}, {old})"
+
+
+# ----------------------------------------------------------------------------- what came of rows
+
+
+def check_stored(target: Target, *, sent: int, stored: int, where: str) -> None:
+    """That a table has taken every row: what it leaves out would be missing, and nobody told."""
+    if stored != sent:
+        raise ConnectorError(
+            f"{sent} rows were sent to table {'.'.join(target.path)}, and it stored {stored}",
+            where=where,
+            why="a trigger, a rule or a constraint of the table leaves rows out; nothing of the "
+            "transaction is stored",
+            fix="let the table take every row, and filter in a view of it or in a derivation",
+        )
+
+
+def check_removed(target: Target, *, there: int, removed: int, where: str) -> None:
+    """That every row is deleted, or shows the deletion, that was there to be."""
+    if removed != there:
+        raise ConnectorError(
+            f"{there} rows of table {'.'.join(target.path)} were to be deleted, and {removed} were",
+            where=where,
+            why="a trigger or a rule of the table keeps rows; nothing of the transaction is stored",
+            fix="let the table delete and update every row",
+        )
 
 
 # ------------------------------------------------------------------------ what is asked of a table

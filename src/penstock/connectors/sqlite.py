@@ -14,20 +14,23 @@ more. So a commit first looks whether the file at the path is still the one it h
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
+import itertools
 import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import sql, sqlite_tables
+from penstock.connectors import ownership, scratch, sql, sqlite_tables
+from penstock.connectors.ownership import Record
 from penstock.connectors.sql import CHECKPOINTS, quoted
 from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
@@ -282,6 +285,8 @@ class SqliteSession:
         with _explained(database.path):
             self.checkpoint = _raise_fence(self._connection, task.name, epoch, database.path)
         self._file = database.identity()
+        self._schema = self._schema_version()
+        self._filled: set[int] = set()
         self.workers = SqliteWorkers(database, self._targets)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
@@ -295,11 +300,14 @@ class SqliteSession:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 self._store_checkpoint(checkpoint)
+                self._check_tables()
                 for each in staged:
                     self._store(each)
+                filled = self._remember_filled({each.binding for each in staged})
                 failpoints.hit(_STORED)
                 self._check_file()
                 self._connection.execute("COMMIT")
+                self._filled |= filled
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -318,6 +326,46 @@ class SqliteSession:
         )
         if updated.rowcount != 1:
             raise _fenced(self._task.name, self._epoch, self._database.path)
+
+    def _check_tables(self) -> None:
+        """If somebody made, changed or dropped tables: whether ours have lost their rows by it.
+
+        A session that ends by this is followed by one that applies, and says what is wrong.
+        """
+        version = self._schema_version()
+        if version == self._schema:
+            return
+        for target in self._task.targets:
+            record = sqlite_tables.record(self._connection, target.path)
+            live = sqlite_tables.look(self._connection, target.path)
+            if live is None or (
+                record is not None
+                and record.filled
+                and ownership.keeps_rows(target, self._hard_delete)
+                and sqlite_tables.is_empty(self._connection, target.path)
+            ):
+                raise ConnectorError(
+                    f"table {target.path[0]} was dropped while a session had it open",
+                    where=self._database.path,
+                    fix="raise `backfill` of the binding to fill it anew",
+                    transient=True,
+                )
+        self._schema = version
+
+    def _schema_version(self) -> int:
+        version: int = self._connection.execute("PRAGMA schema_version").fetchone()[0]
+        return version
+
+    def _remember_filled(self, bindings: set[int]) -> set[int]:
+        """Note which targets have rows, once in a session."""
+        filled = {
+            binding
+            for binding in bindings - self._filled
+            if not sqlite_tables.is_empty(self._connection, self._targets[binding].path)
+        }
+        for binding in filled:
+            sqlite_tables.remember_filled(self._connection, self._targets[binding].path)
+        return filled
 
     def _check_file(self) -> None:
         if self._database.identity() != self._file:
@@ -348,22 +396,37 @@ class SqliteSession:
         if not target.delta_updates and deleted.true_count:
             self._delete(target, rows.filter(deleted))
             rows = rows.filter(_pa.compute.invert(deleted))
-        self._connection.executemany(_insert(target), _rows(rows, target.fields))
+        done = self._connection.executemany(_insert(target), _rows(rows, target.fields))
+        sql.check_stored(
+            target,
+            sent=rows.num_rows,
+            stored=max(done.rowcount, 0),  # -1 of none at all
+            where=self._database.path,
+        )
 
     def _delete(self, target: Target, rows: pyarrow.RecordBatch) -> None:
         """Rows go, or show the deletion; a key that is not there does not appear by it."""
         table = quoted(*target.path)
         same = " AND ".join(f"{quoted(field.name)} = ?" for field in target.key)
         shown = [field for field in target.fields if not field.is_key]
+        count = f"SELECT count(*) FROM {table} WHERE {same}"
+        there = sum(
+            self._connection.execute(count, key).fetchone()[0] for key in _rows(rows, target.key)
+        )
         if self._hard_delete:
-            self._connection.executemany(
+            done = self._connection.executemany(
                 f"DELETE FROM {table} WHERE {same}", _rows(rows, target.key)
             )
         elif shown:
             sets = ", ".join(f"{quoted(field.name)} = ?" for field in shown)
-            self._connection.executemany(
+            done = self._connection.executemany(
                 f"UPDATE {table} SET {sets} WHERE {same}", _rows(rows, [*shown, *target.key])
             )
+        else:
+            return
+        sql.check_removed(
+            target, there=there, removed=max(done.rowcount, 0), where=self._database.path
+        )
 
     def acknowledge(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -371,9 +434,10 @@ class SqliteSession:
     def sweep(self, keep: Sequence[Staged]) -> None:
         """Remove what attempts of this task have left behind."""
         kept = {each.at for each in keep}
-        for path in (self._database.staging / _owner(self._task.name)).glob("*.arrow"):
-            if str(path) not in kept:
-                path.unlink(missing_ok=True)
+        for name in filter(None, (self._task.name, self._task.renamed_from)):
+            for path in (self._database.staging / _owner(name)).glob("*.arrow"):
+                if str(path) not in kept:
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._stack.close()
@@ -458,6 +522,11 @@ class Sqlite:
             )
         return (table,)
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        (table,) = self.path(resource)
+        folded = "".join(c.lower() if c.isascii() else c for c in table)  # as SQLite compares them
+        return "sqlite", self._database.path, folded
+
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(
             resource, "delta_updates", where=f"{self._where}: resource"
@@ -493,8 +562,8 @@ class Sqlite:
             return found
         with self._database.connect() as connection, _explained(self._database.path):
             live = sqlite_tables.look(connection, path)
-            filled = sqlite_tables.state_keys(connection).get(path, state_key)
-        if live is None or filled != state_key:
+            record = sqlite_tables.record(connection, path)
+        if live is None or (record is not None and record.state_key != state_key):
             return found  # it is made to fit, by a backfill that was asked for
         for field in fields:
             there = live.columns.get(field.name.lower())
@@ -508,21 +577,50 @@ class Sqlite:
         done: list[str] = []
         with self._database.connect() as connection, _explained(self._database.path):
             connection.execute("BEGIN IMMEDIATE")
-            _raise_fence(connection, task.name, epoch, self._database.path)
-            filled = sqlite_tables.state_keys(connection)
+            checkpoint = _raise_fence(connection, task.name, epoch, self._database.path)
+            sqlite_tables.make_records(connection)
+            if not sqlite_tables.rename(connection, task, checkpoint):
+                raise ownership.two_checkpoints(task, self._database.path)
             for target in task.targets:
-                was = before.get(target.path)
-                key = filled.get(target.path, was.state_key if was else target.state_key)
-                live = sqlite_tables.look(connection, target.path)
-                for step in sqlite_tables.plan(target, live, emptied=key != target.state_key):
-                    for statement in step.statements:
-                        connection.execute(statement)
-                    done.append(step.says)
-                sqlite_tables.remember(connection, target)
+                done += self._apply(connection, task, target, before.get(target.path))
             connection.execute("COMMIT")
         return Applied(description="; ".join(done))
+
+    def _apply(
+        self, connection: sqlite3.Connection, task: Task, target: Target, was: Target | None
+    ) -> Iterator[str]:
+        live = sqlite_tables.look(connection, target.path)
+        emptied = sqlite_tables.claim(
+            connection, task, target, was=was, live=live, hard_delete=self._hard_delete
+        )
+        for step in sqlite_tables.plan(target, live, emptied=emptied):
+            for statement in step.statements:
+                connection.execute(statement)
+            yield step.says
 
     def open(self, task: Task, *, epoch: int, state: Json) -> SqliteSession:
         session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)
         session.sweep(())
         return session
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        """In a file of its own beside the database, which is only read."""
+        real = self._database
+        with scratch.beside(Path(real.path)) as place:
+            mine = replace(real, path=str(place))
+            if Path(real.path).exists():
+                with _explained(real.path), real.connect(read_only=True) as there:
+                    shapes = [sqlite_tables.shape(there, path) for path in paths]
+                    records = {path: sqlite_tables.record(there, path) for path in paths}
+                with _explained(mine.path), mine.connect() as connection:
+                    for statement in itertools.chain.from_iterable(shapes):
+                        connection.execute(statement)
+                    sqlite_tables.make_records(connection)
+                    for path, record in records.items():
+                        if record is not None:
+                            known = Record(state_key=record.state_key)
+                            sqlite_tables.remember(connection, path, known)
+            connector = copy.copy(self)
+            connector._database = mine  # noqa: SLF001 - a copy
+            yield connector

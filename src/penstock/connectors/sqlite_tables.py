@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.connectors.sql import TABLES, key_of, quoted
+from penstock.connectors import ownership
+from penstock.connectors.ownership import Found, Record
+from penstock.connectors.sql import CHECKPOINTS, TABLES, key_of, quoted
 from penstock.model.columns import Column, Kind
-from penstock.runtime.connector import ConnectorError, Target, TargetField
+from penstock.runtime.connector import ConnectorError, Target, TargetField, Task
 
 _TYPES: Final = {
     Kind.BOOLEAN: "INTEGER",
@@ -83,25 +85,123 @@ def look(connection: sqlite3.Connection, path: tuple[str, ...]) -> LiveTable | N
     )
 
 
-def state_keys(connection: sqlite3.Connection) -> dict[tuple[str, ...], str]:
-    """Under which state key each target was filled, as far as that is known."""
-    there = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (TABLES,)).fetchone()
-    if there is None:
-        return {}
-    rows = connection.execute(f"SELECT name, state_key FROM {TABLES}")
-    return {(name,): state_key for name, state_key in rows}
+def is_empty(connection: sqlite3.Connection, path: tuple[str, ...]) -> bool:
+    return connection.execute(f"SELECT 1 FROM {quoted(*path)} LIMIT 1").fetchone() is None
 
 
-def remember(connection: sqlite3.Connection, target: Target) -> None:
-    """Note under which state key a target is filled from now on."""
-    connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL) "
-        "STRICT"
+def record(connection: sqlite3.Connection, path: tuple[str, ...]) -> Record | None:
+    """What is remembered of a target, by any spelling of its name."""
+    columns = _record_columns(connection)
+    if not columns:
+        return None
+    newer = "task, filled" if "task" in columns else "NULL, NULL"
+    row = connection.execute(
+        f"SELECT state_key, {newer} FROM {TABLES} WHERE name = ? COLLATE NOCASE", path
+    ).fetchone()
+    if row is None:
+        return None
+    state_key, task, filled = row
+    return Record(state_key=state_key, task=task, filled=None if filled is None else bool(filled))
+
+
+def _record_columns(connection: sqlite3.Connection) -> set[str]:
+    return {
+        name for (name,) in connection.execute(f"SELECT name FROM pragma_table_info('{TABLES}')")
+    }
+
+
+def make_records(connection: sqlite3.Connection) -> None:
+    """The table of records, as this release has it."""
+    columns = _record_columns(connection)
+    if not columns:
+        connection.execute(
+            f"CREATE TABLE {TABLES} (name TEXT PRIMARY KEY, state_key TEXT NOT NULL, task TEXT, "
+            "filled INTEGER) STRICT"
+        )
+    elif "task" not in columns:
+        connection.execute(f"ALTER TABLE {TABLES} ADD COLUMN task TEXT")
+        connection.execute(f"ALTER TABLE {TABLES} ADD COLUMN filled INTEGER")
+
+
+def shape(connection: sqlite3.Connection, path: tuple[str, ...]) -> list[str]:
+    """Statements that make such a table elsewhere, with its indexes, if it is there."""
+    rows = connection.execute(
+        "SELECT sql FROM sqlite_schema WHERE tbl_name = ? COLLATE NOCASE AND sql IS NOT NULL "
+        "AND type IN ('view', 'table', 'index') ORDER BY type DESC",
+        path,
     )
+    return [statement for (statement,) in rows]
+
+
+def remember(connection: sqlite3.Connection, path: tuple[str, ...], record: Record) -> None:
+    """Note what is true of a target from now on."""
+    connection.execute(f"DELETE FROM {TABLES} WHERE name = ? COLLATE NOCASE", path)
     connection.execute(
-        f"INSERT INTO {TABLES} VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET state_key = excluded.state_key",
-        (*target.path, target.state_key),
+        f"INSERT INTO {TABLES} (name, state_key, task, filled) VALUES (?, ?, ?, ?)",
+        (*path, record.state_key, record.task, record.filled),
+    )
+
+
+def claim(
+    connection: sqlite3.Connection,
+    task: Task,
+    target: Target,
+    *,
+    was: Target | None,
+    live: LiveTable | None,
+    hard_delete: bool,
+) -> bool:
+    """Make a table the task's, and say whether its rows are out of date; raises if it may not be.
+
+    Whoever had it before is fenced.
+    """
+    found = record(connection, target.path)
+    if found is None and was is not None:
+        found = Record(state_key=was.state_key)
+    name = target.path[0].replace("'", "''")
+    claim = ownership.claim(
+        task,
+        target,
+        found,
+        Found(there=live is not None, is_empty=lambda: is_empty(connection, target.path)),
+        was=was,
+        hard_delete=hard_delete,
+        forget=f"DELETE FROM {TABLES} WHERE name = '{name}'",
+    )
+    if claim.taken_from is not None:
+        connection.execute(
+            f"UPDATE {CHECKPOINTS} SET fence = fence + 1 WHERE task = ?", (claim.taken_from,)
+        )
+    remember(connection, target.path, ownership.claimed(task, target, found, claim))
+    return claim.emptied
+
+
+def rename(connection: sqlite3.Connection, task: Task, checkpoint: bytes | None) -> bool:
+    """Keep under the task's name what was kept under its old one, which is fenced by that.
+
+    False if there is a checkpoint of each.
+    """
+    if task.renamed_from is None:
+        return True
+    gone = connection.execute(
+        f"DELETE FROM {CHECKPOINTS} WHERE task = ? RETURNING checkpoint", (task.renamed_from,)
+    ).fetchall()
+    if gone and gone[0][0] is not None:
+        if checkpoint is not None:
+            return False
+        connection.execute(
+            f"UPDATE {CHECKPOINTS} SET checkpoint = ? WHERE task = ?", (gone[0][0], task.name)
+        )
+    connection.execute(
+        f"UPDATE {TABLES} SET task = ? WHERE task = ?", (task.name, task.renamed_from)
+    )
+    return True
+
+
+def remember_filled(connection: sqlite3.Connection, path: tuple[str, ...]) -> None:
+    """Rows were stored to a target."""
+    connection.execute(
+        f"UPDATE {TABLES} SET filled = 1 WHERE name = ? COLLATE NOCASE AND filled IS NOT 1", path
     )
 
 

@@ -268,6 +268,8 @@ class MaterializationBinding:
     priority: int = 0
     disable: bool = False
     backfill: int = 0
+    takeover: bool = False
+    """The resource may be another task's, and is emptied then."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +312,8 @@ class MaterializationSpec:
     follows: FollowedCapture | None = None
     on_incompatible: OnIncompatible = "backfill"
     triggers: Triggers | None = None
+    renamed_from: str | None = None
+    """What the task was called before: it goes on where that one was."""
     shards: Shards
     delete: bool = False
 

@@ -28,6 +28,9 @@ Obligations, whatever the pattern:
 - `apply` knows from the endpoint itself under which state key a table was filled, whatever was
   applied last: a target may have been gone for a while.
 - `start_commit` is never repeated blindly: after a lost connection, the stored checkpoint tells.
+- `apply` refuses what would make rows wrong: a resource that another task fills, and one that has
+  lost what was stored there. What `Task.resumed` says and what is there must fit each other.
+- A `preview` changes nothing that a run of the task would find, whatever becomes of its process.
 - Nothing of the configuration that is secret appears in an error, a log or a `repr`.
 
 Methods block; the leader calls them in a thread, one at a time.
@@ -37,8 +40,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.errors import PenstockError
 from penstock.model.clock import Clock
@@ -120,6 +124,8 @@ class Target:
     """Rows are appended as they are; nothing is loaded or updated."""
     pushdown: bool = False
     """The endpoint reduces: rows hold what is new, and nothing was loaded."""
+    takeover: bool = False
+    """The resource may be another task's: it is emptied, and is this one's from then on."""
 
     @property
     def key(self) -> tuple[TargetField, ...]:
@@ -138,6 +144,10 @@ class Task:
     config: Frozen = field(repr=False)
     """The endpoint's configuration; secrets in it are references (`runtime.secrets`)."""
     targets: tuple[Target, ...]
+    renamed_from: str | None = None
+    """What it was called before: what the endpoint keeps under that name is its own."""
+    resumed: frozenset[int] = frozenset()
+    """Bindings of which documents were stored before, as the recovery log remembers."""
 
 
 DELETE = "_delete"
@@ -297,6 +307,13 @@ class Materialization(Protocol):
         """Which resource of the endpoint a binding means; raises `UserError`."""
         ...
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        """What tells a resource from those of any endpoint, as far as the configuration does.
+
+        Equal if it is certainly the same one: `penstock check` refuses two tasks that share it.
+        """
+        ...
+
     def delta_updates(self, resource: Json) -> bool:
         """Whether a binding asks for rows as they are."""
         ...
@@ -329,4 +346,13 @@ class Materialization(Protocol):
 
     def open(self, task: Task, *, epoch: int, state: Json) -> Session:
         """Begin a session; see the obligations above."""
+        ...
+
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> AbstractContextManager[Self]:
+        """Within this, the same connector for resources of its own at the same endpoint.
+
+        They are made like those at `paths` are, without their rows, and beside a checkpoint of
+        their own: two previews at once are apart as well. All of it is removed at the end. What a
+        preview leaves whose process was killed, the next one removes; never what is still in use.
+        """
         ...

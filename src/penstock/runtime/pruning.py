@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from penstock.consensus.replicas import load_all
 from penstock.consensus.store import Consensus
@@ -32,10 +31,7 @@ from penstock.model.completed import STALENESS_HORIZON
 from penstock.model.durable import PRUNE_BYTES, open_spans
 from penstock.model.frontier import Frontier
 from penstock.runtime import ops
-from penstock.runtime.recovery import Layout, Recovered, RecoveryMachine, prune
-
-TASKS: Final = "task/"
-"""The prefix of the keys of recovery logs."""
+from penstock.runtime.recovery import TASKS, Layout, Recovered, RecoveryMachine, prune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

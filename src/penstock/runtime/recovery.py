@@ -53,6 +53,15 @@ from penstock.runtime.patches import Patches, apply_patches
 from penstock.runtime.patches import decode as decode_patches
 from penstock.runtime.patches import encode as encode_patches
 
+TASKS: Final = "task/"
+"""The prefix of the keys of recovery logs."""
+
+
+def recovery_key(task: str) -> str:
+    """The key of a task's recovery log."""
+    return f"{TASKS}{task}"
+
+
 NO_INTENTS: Final = Intents()
 
 UNKNOWN_KEY: Final = b"\xff"
@@ -323,6 +332,11 @@ class Layout:
             and key not in wanted
             and _place(key, _COMMITTED)[1] in known
         )
+
+
+def has_positions(entries: Entries) -> bool:
+    """Whether a log says of any binding, present or past, that it has read something."""
+    return any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
 
 
 def _frontier(

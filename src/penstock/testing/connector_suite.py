@@ -50,6 +50,7 @@ class Bind:
     resource: Document = field(default_factory=dict)
     fields: Document = field(default_factory=dict)
     backfill: int = 0
+    takeover: bool = False
 
 
 def built(
@@ -59,6 +60,7 @@ def built(
     *,
     config: Document,
     name: str = "acme/views",
+    renamed_from: str | None = None,
 ) -> Built:
     """A materialization of such bindings, negotiated with its endpoint."""
     names = [f"acme/c{index}" for index in range(len(binds))]
@@ -69,6 +71,7 @@ def built(
         },
         "materializations": {
             name: {
+                **({} if renamed_from is None else {"renamedFrom": renamed_from}),
                 "endpoint": {"connector": {"image": "penstock/test", "config": config}},
                 "bindings": [
                     {
@@ -76,6 +79,7 @@ def built(
                         "resource": {"table": bind.table, **bind.resource},
                         "fields": {"recommended": True, **bind.fields},
                         "backfill": bind.backfill,
+                        "takeover": bind.takeover,
                     }
                     for each, bind in zip(names, binds, strict=True)
                 ],
@@ -102,8 +106,12 @@ class Run:
     def start(
         cls, what: Built, *, epoch: int, last: Built | None = None, state: Json = None
     ) -> Run:
-        """Apply and open, as a leader does."""
+        """Apply and open, as a leader does; what has the same state key as in `last` goes on."""
         before = None if last is None else last.task
+        known = set() if before is None else {target.state_key for target in before.targets}
+        what = what.resumed(
+            frozenset(each.binding for each in what.task.targets if each.state_key in known)
+        )
         what.connector.apply(what.task, before, state, epoch=epoch)
         return cls(what, what.connector.open(what.task, epoch=epoch, state=state), epoch)
 

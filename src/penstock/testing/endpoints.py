@@ -19,12 +19,12 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow
 
 from penstock import failpoints
-from penstock.connectors import sql
+from penstock.connectors import scratch, sql
 from penstock.errors import Bug
 from penstock.model.clock import Clock
 from penstock.model.json_order import Json
@@ -181,6 +181,9 @@ class _Connector:
         )
         return (sql.text(given, "table", where=self._where),)
 
+    def location(self, resource: Json) -> tuple[str, ...]:
+        return str(self.directory.resolve()), *self.path(resource)
+
     def delta_updates(self, resource: Json) -> bool:
         return isinstance(resource, dict) and sql.flag(resource, "delta_updates", where=self._where)
 
@@ -205,6 +208,11 @@ class _Connector:
         for target in task.targets:
             table(self.directory, target).prepare(target.state_key, epoch)
         return Applied(description="")
+
+    @contextlib.contextmanager
+    def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
+        with scratch.beside(self.directory) as place:
+            yield type(self)({"path": str(place)}, where=self._where)
 
 
 # -------------------------------------------------------------------------------- pattern APPLY

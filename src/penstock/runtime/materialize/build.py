@@ -81,6 +81,15 @@ class Built:
         limited = replace(self.runtime, transactions_max=transactions_max, drain=drain)
         return replace(self, runtime=limited)
 
+    def resumed(self, bindings: frozenset[int]) -> Built:
+        """The same, of which documents of these bindings were stored before."""
+        return replace(self, task=replace(self.task, resumed=bindings))
+
+    def quiet(self) -> Built:
+        """The same without its webhooks: nobody is told of what is only a preview."""
+        silent = replace(self.runtime, has_triggers=False)
+        return replace(self, runtime=silent, triggers=Triggers(self.name, ()))
+
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return tuple(target.binding for target in self.targets)
@@ -118,13 +127,14 @@ def build(
             fix="add a binding, or enable one",
         )
     targets = tuple(_bound(spec, binding, connector) for binding in bindings)
-    _check_paths(spec, targets)
+    _check_locations(spec, targets, connector)
     triggers = Triggers(spec.name, spec.triggers.hooks if spec.triggers else ())
     return Built(
         task=Task(
             name=name or spec.name,
             config=spec.endpoint.config,
             targets=tuple(target.target for target in targets),
+            renamed_from=spec.renamed_from,
         ),
         runtime=runtime.Task(
             name=name or spec.name,
@@ -186,6 +196,7 @@ def _bound(spec: MaterializationSpec, binding: Binding, connector: Materializati
             fields=stored,
             delta_updates=delta,
             pushdown=selected.mode is Mode.PUSHDOWN,
+            takeover=given.takeover,
         ),
         plan=plan,
         mode=selected.mode,
@@ -225,10 +236,13 @@ def _check_group(given: MaterializationBinding, offered: Sequence[TargetField], 
         )
 
 
-def _check_paths(spec: MaterializationSpec, targets: Sequence[BoundTarget]) -> None:
+def _check_locations(
+    spec: MaterializationSpec, targets: Sequence[BoundTarget], connector: Materialization
+) -> None:
     first: dict[tuple[str, ...], int] = {}
     for each in targets:
-        other = first.setdefault(each.target.path, each.binding.index)
+        location = connector.location(each.target.resource.value)
+        other = first.setdefault(location, each.binding.index)
         if other != each.binding.index:
             raise UserError(
                 f"bindings {other} and {each.binding.index} store to the same place",
@@ -245,8 +259,8 @@ _NO_CONFIG = Frozen({})
 
 
 def encode_task(task: Task) -> bytes:
-    """A task as bytes, to be compared and kept; its configuration stays out."""
-    return _encoder.encode(replace(task, config=_NO_CONFIG))
+    """A task as bytes, to be compared and kept; its configuration and progress stay out."""
+    return _encoder.encode(replace(task, config=_NO_CONFIG, resumed=frozenset()))
 
 
 def decode_task(data: bytes) -> Task:

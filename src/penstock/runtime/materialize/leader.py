@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock import failpoints
-from penstock.consensus.statelog import StateLog
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.garbage import uncollected
@@ -39,7 +38,7 @@ from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.native.arrow import to_arrow
-from penstock.runtime import apply_loop, ops
+from penstock.runtime import apply_loop, ops, renames
 from penstock.runtime.connector import Pattern
 from penstock.runtime.connector import Session as EndpointSession
 from penstock.runtime.connector import Task as ConnectorTask
@@ -77,18 +76,16 @@ from penstock.runtime.materialize.messages import (
 from penstock.runtime.materialize.state import Done, Idle, Leader
 from penstock.runtime.materialize.work import Jobs, Progress, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
-from penstock.runtime.pruning import TASKS, Pruning, pruned
+from penstock.runtime.pruning import Pruning, pruned
 from penstock.runtime.recovery import (
     NO_INTENTS,
     EndpointCheckpoint,
-    Entries,
     Layout,
-    Op,
     Persist,
     Recovered,
-    RecoveryMachine,
     reconcile,
 )
+from penstock.runtime.renames import Log
 from penstock.servicekit.logs import fields
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.session import Session
@@ -104,7 +101,6 @@ _MANY_BYTES: Final = 1 << 40
 """Rows are looked up where there are too many of them for the leader."""
 
 T = TypeVar("T")
-Log = StateLog[Entries, tuple[Op, ...]]
 
 _LEADS = failpoints.declare("leader.after-epoch", "a leader has taken the recovery log over")
 _SUPERSEDED = failpoints.declare(
@@ -190,18 +186,14 @@ class Control:
         self._wake()
 
 
-def recovery_key(task: str) -> str:
-    """The key of a task's recovery log."""
-    return f"{TASKS}{task}"
-
-
 async def run_session(built: Built, world: World, control: Control) -> Ended:
     """One session, from taking over to its end; raises what ended it otherwise."""
     store = world.scratch or world.planner.journals.store
-    log: Log = await StateLog.lead(store, recovery_key(built.name), RecoveryMachine())
+    log = await renames.lead(store, built.name, renamed_from=built.task.renamed_from)
     failpoints.hit(_LEADS)
     recorder = _Recorder(log, _layout(built))
     await recorder.supersede()
+    built = built.resumed(_resumed(recorder.recovered))
     state = await _apply(built, recorder.recovered, recorder, control)
     endpoint = await asyncio.to_thread(
         built.connector.open, built.task, epoch=_epoch(log), state=state
@@ -226,6 +218,12 @@ def _layout(built: Built) -> Layout:
             return True  # the shuffle says what is wrong with it
 
     return Layout({index: binding.state_key for index, binding in bindings.items()}, reads)
+
+
+def _resumed(recovered: Recovered) -> frozenset[int]:
+    """Bindings of which something may have been stored: committed, or hinted and not known."""
+    frontiers = (recovered.committed_frontier, recovered.hinted_frontier)
+    return frozenset(read.binding for frontier in frontiers for read in frontier)
 
 
 def _epoch(log: Log) -> int:
@@ -307,6 +305,9 @@ async def _reconciled(built: Built, endpoint: EndpointSession, recorder: _Record
     checkpoint = None if data is None else EndpointCheckpoint.decode(data)
     commits = built.runtime.pattern is Pattern.ENDPOINT
     recovered = recorder.recovered
+    known = (recovered.committed_close, recovered.hinted_close)
+    if not _resumed(recovered) and (checkpoint is None or checkpoint.close not in known):
+        return recovered  # everything is filled anew: what the endpoint was at does not matter
     record = reconcile(recovered, checkpoint, endpoint_commits=commits)
     if record is None:
         return recovered

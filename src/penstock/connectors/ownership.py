@@ -1,0 +1,156 @@
+"""PURE: whose a table is, and whether it still holds what a task has put there.
+
+An endpoint keeps a `Record` of each target beside its checkpoints: which task fills it, under which
+state key, and whether rows were stored. A task that meets a table compares the record with what its
+recovery log remembers (`Task.resumed`), and goes on only if both tell the same story. Everything
+else would be wrong rows: documents counted twice in a table of another task, or never again in one
+that was dropped, emptied or put in its place by hand.
+
+What is not noticed: rows that others change or delete as long as some are left; a table that was
+emptied and has rows again; an SQLite table that was replaced by one with rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.runtime.connector import ConnectorError, Target, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What an endpoint remembers of a target."""
+
+    state_key: str
+    task: str | None = None
+    """Who fills it; None of a release that did not note it."""
+    filled: bool | None = None
+    """Whether rows were stored under the state key; None likewise."""
+    made: int | None = None
+    """Which table it was, where tables of one name can be told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is there where a target should be."""
+
+    there: bool
+    is_empty: Callable[[], bool] = lambda: True
+    made: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The table may be used."""
+
+    emptied: bool = False
+    """Its rows are out of date: of another state key, or of another task."""
+    taken_from: str | None = None
+    """The task that must not store to it any more."""
+
+
+def claim(
+    task: Task,
+    target: Target,
+    record: Record | None,
+    found: Found,
+    *,
+    was: Target | None,
+    hard_delete: bool,
+    forget: str,
+) -> Claim:
+    """Whether a task may store to a table; raises `ConnectorError` that says why not.
+
+    `was` is the target as it was applied last. `forget` is the statement that removes the record,
+    for who knows better.
+    """
+    resumed = target.binding in task.resumed
+    name = ".".join(target.path)
+    if record is None:
+        if resumed and not found.there:
+            raise _gone(task, name)
+        return Claim()
+    if record.task is None and not resumed and was is None:  # an older release did not say whose
+        if found.there and not found.is_empty() and not target.takeover:
+            raise _foreign(task, name, "another task")
+        return Claim(emptied=target.takeover or record.state_key != target.state_key)
+    if record.task is not None and record.task != task.name:
+        if found.there and not target.takeover:
+            raise _foreign(task, name, record.task)
+        if resumed:
+            raise _used_before(task, name, f"{record.task} has filled it since")
+        return Claim(emptied=True, taken_from=record.task)
+    if record.state_key != target.state_key:
+        if resumed:
+            raise _used_before(task, name, f"it was filled under {record.state_key} since")
+        return Claim(emptied=True)
+    filled = resumed if record.filled is None else record.filled
+    if filled and not found.there:
+        raise _gone(task, name)
+    if filled and None not in (record.made, found.made) and record.made != found.made:
+        raise _lost(
+            task, name, "is not the table that was filled, but another in its place", forget
+        )
+    if record.filled and found.there and keeps_rows(target, hard_delete) and found.is_empty():
+        raise _lost(task, name, "is empty, and had rows", forget)
+    return Claim()
+
+
+def keeps_rows(target: Target, hard_delete: bool) -> bool:
+    """Whether a table that had rows always has some: nothing of ours removes any, and rows that
+    are only ever added are for others to consume."""
+    return not target.delta_updates and not hard_delete
+
+
+def claimed(task: Task, target: Target, record: Record | None, claim: Claim) -> Record:
+    """What is to be remembered of a table that is claimed."""
+    known = None if record is None else record.filled
+    filled = target.binding in task.resumed if known is None else known
+    return Record(state_key=target.state_key, task=task.name, filled=filled and not claim.emptied)
+
+
+def two_checkpoints(task: Task, where: str) -> ConnectorError:
+    """A task that was renamed, and that has stored things under both names."""
+    return ConnectorError(
+        f"{task.name} and {task.renamed_from} have both stored documents there",
+        where=where,
+        why="renamedFrom says that they are one task",
+        fix="remove renamedFrom, and give one of them another table",
+    )
+
+
+def _gone(task: Task, name: str) -> ConnectorError:
+    return ConnectorError(
+        f"table {name} is gone, and {task.name} had filled it",
+        why="made anew, it would lack every document that was stored before",
+        fix="bring the table back as it was, or raise `backfill` of the binding to fill it anew",
+    )
+
+
+def _lost(task: Task, name: str, what: str, forget: str) -> ConnectorError:
+    return ConnectorError(
+        f"table {name} {what}",
+        why=f"{task.name} goes on behind the documents that it has stored, and they are not there",
+        fix="raise `backfill` of the binding to fill it anew; or, if the table does hold what it "
+        f"should: {forget}",
+    )
+
+
+def _used_before(task: Task, name: str, why: str) -> ConnectorError:
+    return ConnectorError(
+        f"{task.name} has filled table {name} before under this `backfill` counter",
+        why=f"{why}: what was read before would not be read again",
+        fix="raise `backfill` of the binding to a number that it never had",
+    )
+
+
+def _foreign(task: Task, name: str, owner: str) -> ConnectorError:
+    return ConnectorError(
+        f"table {name} belongs to {owner}",
+        where=task.name,
+        why="two tasks that fill one table count everything twice",
+        fix=f"`renamedFrom: {owner if '/' in owner else '…'}` if this task is that one under a new "
+        "name; another table; or `takeover: true` in the binding, which empties the table and "
+        "fills it anew",
+    )
