@@ -32,6 +32,7 @@ from penstock.connectors.postgres_columns import (
     fit,
     type_of,
 )
+from penstock.connectors.postgres_locks import Connection, Lines
 from penstock.connectors.postgres_rows import (
     STAGE,
     Carried,
@@ -40,7 +41,7 @@ from penstock.connectors.postgres_rows import (
     is_carried,
     stage_prefix,
 )
-from penstock.connectors.postgres_server import BEGIN, SERIALIZATION, Connection, Server, run
+from penstock.connectors.postgres_server import BEGIN, LOCKED, SERIALIZATION, Server, run
 from penstock.connectors.sql import CHECKPOINTS, TABLES, quoted
 from penstock.errors import Bug, UserError
 from penstock.model.clock import Clock
@@ -98,13 +99,16 @@ class Options:
 class PostgresSession:
     """The database, fenced for one session of a task."""
 
-    def __init__(self, options: Options, task: Task, epoch: int) -> None:
+    def __init__(
+        self, options: Options, task: Task, epoch: int, lines: Lines | None = None
+    ) -> None:
         self._options = options
         self._server = options.server
+        self._lines = lines or Lines()
         self._task = task.name
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
-        self._connection = self._server.connect()
+        self._connect()
         try:
             with self._server.explained():
                 run(self._connection, BEGIN)
@@ -114,10 +118,14 @@ class PostgresSession:
                     target.binding: _layout(self._connection, target) for target in task.targets
                 }
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
         self._layouts = layouts
         self.workers = PostgresWorkers(self._server, self._targets, layouts)
+
+    def _connect(self) -> None:
+        self._connection = self._server.connect()
+        self._let_go = self._lines.add(self._connection)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -132,7 +140,10 @@ class PostgresSession:
                 break
             except psycopg.Error as error:
                 self._roll_back()
-                if error.sqlstate not in SERIALIZATION or not tries_left:
+                if self._connection.broken:
+                    self._settle(checkpoint)  # it may be that a successor has taken over
+                    break
+                if error.sqlstate not in {LOCKED, *SERIALIZATION} or not tries_left:
                     with self._server.explained():
                         raise
                 _log.info("%s: a commit was in the way of others, and is tried again", self._task)
@@ -179,16 +190,17 @@ class PostgresSession:
 
     def _settle(self, checkpoint: bytes) -> None:
         """Find out whether a transaction committed whose answer was lost."""
-        with contextlib.suppress(psycopg.Error):
-            self._connection.close()
-        self._connection = self._server.connect()
+        self.close()
+        self._connect()
         with self._server.explained():
+            run(self._connection, BEGIN)
             row = run(
                 self._connection,
                 f"SELECT checkpoint, fence FROM {self._options.checkpoints} "
                 "WHERE task = $1 FOR UPDATE",
                 (self._task,),
             ).fetchone()
+            run(self._connection, "COMMIT")
         if row is not None and row[0] == checkpoint:
             return
         if row is None or row[1] != self._epoch:
@@ -277,6 +289,7 @@ class PostgresSession:
                 self._roll_back()
 
     def close(self) -> None:
+        self._let_go()
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
 
@@ -351,6 +364,7 @@ class Postgres:
         at = f"{where}: endpoint.connector.config"
         given = config if isinstance(config, dict) else {}
         self._where = where
+        self._lines = Lines()
         self._options = Options(
             server=server,
             schema=self._name(sql.text(given, "schema", where=at, default="public")),
@@ -454,6 +468,12 @@ class Postgres:
                 found[each.name] = sql.misfit(".".join(path), column.type, type_of(each))
         return found
 
+    def interrupt(self) -> None:
+        self._lines.interrupt()
+
+    def waits_for(self) -> str | None:
+        return self._options.server.blocked()
+
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         """All or nothing, and only if no newer session has been here."""
         before = {} if last is None else {target.path: target for target in last.targets}
@@ -489,7 +509,7 @@ class Postgres:
         return Applied(description="; ".join(done))
 
     def open(self, task: Task, *, epoch: int, state: Json) -> PostgresSession:
-        session = PostgresSession(self._options, task, epoch)
+        session = PostgresSession(self._options, task, epoch, self._lines)
         try:
             session.sweep(())
         except BaseException:
@@ -502,7 +522,7 @@ class Postgres:
         """A connection for one errand; what it has not committed is undone with it."""
         connection = self._options.server.connect()
         try:
-            with self._options.server.explained():
+            with self._options.server.explained(), self._lines.on(connection):
                 yield connection
         finally:
             with contextlib.suppress(psycopg.Error):
