@@ -78,18 +78,16 @@ class Reins:
 
     _controls: list[Control] = field(default_factory=list)
 
+    stopping: bool = False
+
     def add(self, control: Control) -> None:
         self._controls.append(control)
 
     def stop(self) -> None:
         """End each at its next transaction boundary; asked for once more, at once."""
+        self.stopping = True
         for control in self._controls:
             control.stop()
-
-    def abort(self) -> None:
-        """End each at once."""
-        for control in self._controls:
-            control.abort()
 
 
 def materializations(catalog: Catalog, names: Sequence[str] = ()) -> list[MaterializationSpec]:

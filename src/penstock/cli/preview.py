@@ -7,17 +7,17 @@ import contextlib
 import dataclasses
 import json
 import logging
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
@@ -25,13 +25,10 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.model.json_order import Json
     from penstock.model.spec import Catalog, MaterializationSpec
-    from penstock.runtime.materialize.build import Built
-    from penstock.runtime.materialize.leader import Control, World
+    from penstock.runtime.control import Control
+    from penstock.runtime.materialize.leader import World
 
 _log = logging.getLogger("penstock.preview")
-
-GRACE_S: Final = 5.0
-"""How long a session may take to stop before it is ended."""
 
 
 def preview(
@@ -76,7 +73,7 @@ def preview(
     counts = _counts(sessions)
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
     run = _Preview(settings, counts, shards, output_state=output_state, output_apply=output_apply)
-    asyncio.run(run.run(source, name, limit_s))
+    stops.run(run.run(source, name, limit_s))
 
 
 def _counts(text: str) -> list[int]:
@@ -110,8 +107,6 @@ class _Preview:
         self._shards = shards
         self._output_state = output_state
         self._output_apply = output_apply
-        self._control: Control | None = None
-        self._stopping = asyncio.Event()
         self._image = ""
         self._transactions = 0
 
@@ -128,37 +123,38 @@ class _Preview:
                 scratch = await open_consensus(f"sqlite:///{directory}/state.db")
                 stack.push_async_callback(scratch.close)
                 world = dataclasses.replace(make_world(self._settings, store), scratch=scratch)
-                built = await asyncio.to_thread(_build, catalog, spec, self._shards)
-                await self._supervised(built, world, limit_s)
+                await self._stoppable(catalog, spec, world, limit_s)
 
-    async def _supervised(self, built: Built, world: World, limit_s: float | None) -> None:
+    async def _stoppable(
+        self, catalog: Catalog, spec: MaterializationSpec, world: World, limit_s: float | None
+    ) -> None:
         """Sessions, until they are done or somebody has had enough."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._stopping.set)
-        running = asyncio.create_task(self._sessions(built, world))
-        stopping = asyncio.create_task(self._stopping.wait())
+        from penstock.runtime.control import Control, Stopped
+
+        control = Control(on_applied=self._applied, on_state=self._committed)
+        timer = None
+        if limit_s is not None:
+            timer = asyncio.get_running_loop().call_later(limit_s, control.stop)
         try:
-            await asyncio.wait(
-                [running, stopping], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not running.done():
-                self._stopping.set()
-                if self._control is not None:
-                    self._control.stop()
-                await asyncio.wait([running], timeout=GRACE_S)
-            if not running.done():
-                running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            with stops.finishing(control.stop), contextlib.suppress(Stopped):
+                await control.stoppable(self._sessions(catalog, spec, world, control))
         finally:
-            stopping.cancel()
-            loop.remove_signal_handler(signal.SIGINT)
+            if timer is not None:
+                timer.cancel()
+        if control.is_stopping():
+            stops.ends_with(0)
 
-    async def _sessions(self, built: Built, world: World) -> None:
-        from penstock.runtime.materialize.leader import Control, Ended, run_session
+    async def _sessions(
+        self, catalog: Catalog, spec: MaterializationSpec, world: World, control: Control
+    ) -> None:
+        from penstock.batch import build_stoppably
+        from penstock.runtime.materialize.leader import Ended, run_session
 
+        stderr.print(f"previewing {spec.name}; its endpoint is written to", markup=False)
+        name = f"{spec.name}/preview"
+        built = await build_stoppably(catalog, spec, control, shards=self._shards, name=name)
         for number, count in enumerate(self._counts):
-            if self._stopping.is_set():
+            if control.is_stopping():
                 return
             if number:
                 _log.warning("session %d meets an endpoint that was applied before", number + 1)
@@ -166,11 +162,11 @@ class _Preview:
             session = built.session(transactions_max=max(count, 0), drain=last)
             done = 0
             while True:
-                self._control = Control(on_applied=self._applied, on_state=self._committed)
                 before = self._transactions
-                ended = await run_session(session, world, self._control)
+                control.nothing_to_finish = True
+                ended = await run_session(session, world, control)
                 done += self._transactions - before
-                if ended is Ended.STOPPED or self._stopping.is_set():
+                if ended is Ended.STOPPED or control.is_stopping():
                     break
                 # A replay is a session of its own, and counts as one of the transactions.
                 if 0 < count <= done:
@@ -203,11 +199,3 @@ def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
         f"there is no materialization {name}" if name else "the catalog has no materialization",
         fix=f"one of {known}" if known else "only materializations can be previewed",
     )
-
-
-def _build(catalog: Catalog, spec: MaterializationSpec, shards: int) -> Built:
-    from penstock.connectors.builtin import materialization
-    from penstock.runtime.materialize.build import build
-
-    stderr.print(f"previewing {spec.name}; its endpoint is written to", markup=False)
-    return build(catalog, spec, materialization, shards=shards, name=f"{spec.name}/preview")
