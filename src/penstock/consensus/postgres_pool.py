@@ -84,9 +84,11 @@ class ConnectionPool:
         timer = loop.call_later(self._options.call_timeout_s, call.hang_up)
         self._calls.add(call)
 
-        def finished(_: asyncio.Future[T]) -> None:
+        def finished(ended: asyncio.Future[T]) -> None:
             timer.cancel()
             self._calls.discard(call)
+            if not ended.cancelled():
+                ended.exception()  # heard, also if the caller has gone away
             self._slots.release()
 
         running = loop.run_in_executor(self._threads, self._serve, call, work)
