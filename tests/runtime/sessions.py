@@ -164,30 +164,36 @@ class Place:
     ) -> dict[str, TaskRun]:
         """Run tasks, all by default, until they have caught up with what there is now."""
 
-        async def run() -> dict[str, TaskRun]:
-            async with self.store() as store:
-                catalog = await desired.load(store)
-                revision = await current_revision(store)
-                runs = await asyncio.gather(
-                    *(
-                        lead(
-                            lambda spec=spec: build(  # type: ignore[misc]
-                                catalog,
-                                spec,
-                                self.connects.get(spec.name, materialization),
-                                shards=shards,
-                            ),
-                            world(self.world(store)),
-                            Control(until_revision=revision),
-                            name=spec.name,
-                            failures_max=failures_max,
-                        )
-                        for spec in materializations(catalog, names)
-                    )
-                )
-            return {run.task: run for run in runs}
+        return asyncio.run(self.ran(*names, shards=shards, failures_max=failures_max, world=world))
 
-        return asyncio.run(run())
+    async def ran(
+        self,
+        *names: str,
+        shards: int | None = None,
+        failures_max: int = 3,
+        world: Callable[[World], World] = lambda world: world,
+    ) -> dict[str, TaskRun]:
+        async with self.store() as store:
+            catalog = await desired.load(store)
+            revision = await current_revision(store)
+            runs = await asyncio.gather(
+                *(
+                    lead(
+                        lambda spec=spec: build(  # type: ignore[misc]
+                            catalog,
+                            spec,
+                            self.connects.get(spec.name, materialization),
+                            shards=shards,
+                        ),
+                        world(self.world(store)),
+                        Control(until_revision=revision),
+                        name=spec.name,
+                        failures_max=failures_max,
+                    )
+                    for spec in materializations(catalog, names)
+                )
+            )
+        return {run.task: run for run in runs}
 
     async def built(self, store: Consensus, name: str, *, shards: int | None = None) -> Built:
         catalog = await desired.load(store)
