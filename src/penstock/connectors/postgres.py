@@ -140,7 +140,7 @@ class PostgresSession:
                 break
             except psycopg.Error as error:
                 self._roll_back()
-                if self._connection.broken:
+                if self._is_lost():
                     self._settle(checkpoint)  # it may be that a successor has taken over
                     break
                 if error.sqlstate not in {LOCKED, *SERIALIZATION} or not tries_left:
@@ -170,12 +170,16 @@ class PostgresSession:
         try:
             ended = run(self._connection, "COMMIT").statusmessage
         except psycopg.Error:
-            if not self._connection.broken:
+            if not self._is_lost():
                 raise  # the server has said no, and is there: nothing was committed
             self._settle(checkpoint)
         else:
             if ended != "COMMIT":
                 raise Bug(f"a transaction ended with {ended}")
+
+    def _is_lost(self) -> bool:
+        """Whether the connection is gone; not so if it was hung up on, since nobody asks then."""
+        return self._connection.broken and not self._lines.is_interrupted(self._connection)
 
     def _store_checkpoint(self, checkpoint: bytes) -> None:
         """First of all, and with the fence checked in the same statement: it is a lock as well."""

@@ -26,18 +26,21 @@ TASK_IDLE_S: Final = 600
 """In Spark tasks, which wait for rows between statements, and hold locks that delay DDL only."""
 
 _CANCEL_S: Final = 1.0
-_CANCELS: Final = 3
+_CANCELS: Final = 2
 """Requests to cancel, before a server that does not react is hung up on."""
 
 APPLICATION_BYTES_MAX: Final = 63
 
 _BLOCKED: Final = b"""
-SELECT pg_blocking_pids(w.pid), coalesce(c.relname::text, '')
+SELECT b.pids, coalesce(wanted.name, '')
 FROM pg_stat_activity w
+CROSS JOIN LATERAL (SELECT pg_blocking_pids(w.pid) AS pids) b
 LEFT JOIN LATERAL (
-    SELECT l.relation FROM pg_locks l WHERE l.pid = w.pid AND l.relation IS NOT NULL
-      AND (NOT l.granted OR l.locktype = 'tuple') ORDER BY l.granted LIMIT 1) wanted ON true
-LEFT JOIN pg_class c ON c.oid = wanted.relation
+    SELECT c.relname::text AS name FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+    WHERE l.pid = w.pid AND c.relkind IN ('r', 'p') AND (
+        NOT l.granted OR l.locktype = 'tuple' OR EXISTS (
+            SELECT FROM pg_locks o WHERE o.pid = ANY (b.pids) AND o.relation = l.relation))
+    ORDER BY l.granted, l.locktype = 'tuple' DESC LIMIT 1) wanted ON true
 WHERE w.application_name = $1 AND w.datname = current_database() AND w.wait_event_type = 'Lock'
 ORDER BY w.query_start LIMIT 1"""
 _HOLDER: Final = b"""
@@ -97,6 +100,11 @@ class Lines:
                 self._open.pop(connection, None)
 
         return end
+
+    def is_interrupted(self, connection: Connection) -> bool:
+        """Whether what is done on it was to end: then nothing more is to be done."""
+        with self._lock:
+            return self._open.get(connection, 0) > 0
 
     def interrupt(self) -> None:
         """Cancel what runs; hang up on a server that does not listen."""
