@@ -272,27 +272,31 @@ def test_a_run_ends_beside_a_steady_writer_with_what_was_there_at_its_start(
     place.apply({"acme/accounts": ACCOUNTS}, {"acme/views": views(place)})
     place.append({"acme/accounts": accounts(0, 30)})
 
-    async def run() -> int:
-        done, written = False, 30
+    written, ended = 30, threading.Event()
 
-        async def write() -> None:
-            nonlocal written
-            while not done:
-                await place.appended({"acme/accounts": accounts(written, 3)})
+    async def write() -> None:
+        nonlocal written
+        async with place.writing("acme/accounts") as append:
+            while not ended.is_set():
+                await append(accounts(written, 3))
                 written += 3
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(write())
-            await until(lambda: written > 60)
-            before = written
-            async with asyncio.timeout(120):
-                runs = await place.ran()
-            done = True
+    writer = threading.Thread(target=lambda: asyncio.run(write()))
+    writer.start()
+
+    async def run() -> None:
+        await until(lambda: written > 60)
+        before = written
+        async with asyncio.timeout(120):
+            runs = await place.ran()
         assert runs["acme/views"].error is None
         assert runs["acme/views"].documents >= before
-        return written
 
-    written = asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        ended.set()
+        writer.join()
     place.run()
     assert place.table("accounts") == reduced(accounts(0, written)), "and none twice"
 
