@@ -18,10 +18,13 @@ from penstock.journal.blobs import open_blobs
 from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
-from penstock.model.spec import Catalog, MaterializationSpec
+from penstock.model.spec import Catalog, Endpoint, MaterializationSpec
+from penstock.runtime.connector import Materialization
+from penstock.runtime.control import Control, Stopped
 from penstock.runtime.materialize.build import Built, build
-from penstock.runtime.materialize.leader import Control, World
+from penstock.runtime.materialize.leader import World
 from penstock.runtime.supervise import Patience, is_transient, supervise
+from penstock.runtime.waiting import interruptible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +58,8 @@ class TaskRun:
     jobs: int = 0
     jobs_per_transaction_max: int = 0
     seconds: float = 0.0
+    stopped: bool = False
+    """It was told to stop, and may not have caught up."""
     error: PenstockError | None = None
 
     def add(self, progress: Progress) -> None:
@@ -73,11 +78,14 @@ class Reins:
 
     _controls: list[Control] = field(default_factory=list)
 
+    stopping: bool = False
+
     def add(self, control: Control) -> None:
         self._controls.append(control)
 
     def stop(self) -> None:
-        """End each at its next transaction boundary."""
+        """End each at its next transaction boundary; asked for once more, at once."""
+        self.stopping = True
         for control in self._controls:
             control.stop()
 
@@ -142,23 +150,58 @@ async def run_until(
         reins.add(control)
     began = time.monotonic()
     try:
-        built = await _built(catalog, spec, shards)
+        built = await control.stoppable(_built(catalog, spec, shards, control))
         await supervise(built, world, control, Patience(failures_max=FAILURES_MAX))
+    except Stopped:
+        pass
     except PenstockError as error:
         run.error = error
     finally:
         run.seconds = time.monotonic() - began
+        run.stopped = control.is_stopping()
     return run
 
 
-async def _built(catalog: Catalog, spec: MaterializationSpec, shards: int | None) -> Built:
+async def _built(
+    catalog: Catalog, spec: MaterializationSpec, shards: int | None, control: Control
+) -> Built:
     """Build a task; again in a while, if its endpoint cannot be asked just now."""
-    for failures in range(1, FAILURES_MAX):
+    failures = 0
+    while True:
         try:
-            return await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
+            return await build_stoppably(catalog, spec, control, shards=shards)
         except PenstockError as error:
-            if not is_transient(error):
+            failures += 1
+            if not is_transient(error) or failures == FAILURES_MAX:
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
             await asyncio.sleep(_WAIT_S * 2 ** (failures - 1))
-    return await asyncio.to_thread(build, catalog, spec, materialization, shards=shards)
+
+
+async def build_stoppably(
+    catalog: Catalog,
+    spec: MaterializationSpec,
+    control: Control,
+    *,
+    shards: int | None = None,
+    name: str | None = None,
+    connector: Materialization | None = None,
+) -> Built:
+    """Build a task, which asks its endpoint; the log says so if that takes long."""
+    made: list[Materialization] = []
+
+    def connect(endpoint: Endpoint, where: str) -> Materialization:
+        made.append(connector or materialization(endpoint, where))
+        return made[-1]
+
+    def interrupt() -> None:
+        for connector in made:
+            connector.interrupt()
+
+    def look() -> str | None:
+        return next(filter(None, (connector.waits_for() for connector in made)), None)
+
+    with control.waits.on(spec.name, "its endpoint", look):
+        return await interruptible(
+            lambda: build(catalog, spec, connect, shards=shards, name=name), interrupt
+        )

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from penstock.journal.reader import CollectionReader
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Clock, Producer, from_unix
+from penstock.model.columns import Column
 from penstock.model.spec import CollectionSpec, Endpoint
 from penstock.native.arrow import to_arrow
 from penstock.runtime.connector import Materialization
@@ -137,20 +138,39 @@ class Place:
     async def appended(self, docs: Mapping[str, Sequence[Document]]) -> None:
         """One transaction over the collections."""
         async with self.store() as store:
-            catalog = await desired.load(store)
-            specs = [_known(catalog.collection(name)) for name in docs]
-            publisher = Publisher(
-                Journals(store),
-                open_blobs(self.settings.blob),
-                Schemas(store),
-                [Mapped(spec=spec) for spec in specs],
-                producer=Producer.from_random(os.urandom(6)),
-                now=now,
-            )
+            publisher, specs = await self._publisher(store, *docs)
             for index, some in enumerate(docs.values()):
-                root = layout(specs[index].write_schema.text)
-                await publisher.publish(index, to_arrow(list(some), root))
+                await publisher.publish(index, to_arrow(list(some), _layout(specs[index])))
             await publisher.commit_now()
+
+    @contextlib.asynccontextmanager
+    async def writing(
+        self, collection: str
+    ) -> AsyncIterator[Callable[[Sequence[Document]], Awaitable[None]]]:
+        """A writer of a collection: each call is a transaction."""
+        async with self.store() as store:
+            publisher, (spec,) = await self._publisher(store, collection)
+
+            async def append(docs: Sequence[Document]) -> None:
+                await publisher.publish(0, to_arrow(list(docs), _layout(spec)))
+                await publisher.commit_now()
+
+            yield append
+
+    async def _publisher(
+        self, store: Consensus, *names: str
+    ) -> tuple[Publisher, list[CollectionSpec]]:
+        catalog = await desired.load(store)
+        specs = [_known(catalog.collection(name)) for name in names]
+        publisher = Publisher(
+            Journals(store),
+            open_blobs(self.settings.blob),
+            Schemas(store),
+            [Mapped(spec=spec) for spec in specs],
+            producer=Producer.from_random(os.urandom(6)),
+            now=now,
+        )
+        return publisher, specs
 
     def world(self, store: Consensus) -> World:
         return replace(make_world(self.settings, store), spark=lambda _: self.spark)
@@ -164,30 +184,36 @@ class Place:
     ) -> dict[str, TaskRun]:
         """Run tasks, all by default, until they have caught up with what there is now."""
 
-        async def run() -> dict[str, TaskRun]:
-            async with self.store() as store:
-                catalog = await desired.load(store)
-                revision = await current_revision(store)
-                runs = await asyncio.gather(
-                    *(
-                        lead(
-                            lambda spec=spec: build(  # type: ignore[misc]
-                                catalog,
-                                spec,
-                                self.connects.get(spec.name, materialization),
-                                shards=shards,
-                            ),
-                            world(self.world(store)),
-                            Control(until_revision=revision),
-                            name=spec.name,
-                            failures_max=failures_max,
-                        )
-                        for spec in materializations(catalog, names)
-                    )
-                )
-            return {run.task: run for run in runs}
+        return asyncio.run(self.ran(*names, shards=shards, failures_max=failures_max, world=world))
 
-        return asyncio.run(run())
+    async def ran(
+        self,
+        *names: str,
+        shards: int | None = None,
+        failures_max: int = 3,
+        world: Callable[[World], World] = lambda world: world,
+    ) -> dict[str, TaskRun]:
+        async with self.store() as store:
+            catalog = await desired.load(store)
+            revision = await current_revision(store)
+            runs = await asyncio.gather(
+                *(
+                    lead(
+                        lambda spec=spec: build(  # type: ignore[misc]
+                            catalog,
+                            spec,
+                            self.connects.get(spec.name, materialization),
+                            shards=shards,
+                        ),
+                        world(self.world(store)),
+                        Control(until_revision=revision),
+                        name=spec.name,
+                        failures_max=failures_max,
+                    )
+                    for spec in materializations(catalog, names)
+                )
+            )
+        return {run.task: run for run in runs}
 
     async def built(self, store: Consensus, name: str, *, shards: int | None = None) -> Built:
         catalog = await desired.load(store)
@@ -254,6 +280,10 @@ async def lead(
 
 def now() -> Clock:
     return from_unix(*divmod(time.time_ns(), 1_000_000_000))
+
+
+def _layout(spec: CollectionSpec) -> Column:
+    return layout(spec.write_schema.text)
 
 
 def _known(spec: CollectionSpec | None) -> CollectionSpec:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
+import gzip
+import html
+import json
+import re
+import socket
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import UserError
 from penstock.model.spec import Trigger
+from penstock.runtime.redaction import Redaction
 from penstock.runtime.secrets import resolve
 from penstock.runtime.templates import Template
 from penstock.runtime.triggers import TriggerFailed, Triggers
@@ -231,3 +245,181 @@ def test_a_reference_to_nothing_says_where_it_stands(reference: str) -> None:
     with pytest.raises(UserError) as refused:
         resolve({"a": {"b": reference}}, where="acme/views", environ={})
     assert "acme/views: /a/b" in str(refused.value)
+
+
+# ----------------------------------------------------------- servers that do not behave themselves
+
+
+@dataclass
+class Rude:
+    """A server that does with a connection what it is told to."""
+
+    serve: Callable[[socket.socket, bytes], None]
+    port: int = 0
+    sent: int = 0
+
+    def hook(self, **more: Any) -> Trigger:  # noqa: ANN401 - fields of a trigger
+        given: dict[str, Any] = {"payload_template": "x", "attempts_max": 1, **more}
+        return Trigger(url=f"http://127.0.0.1:{self.port}/hook", **given)
+
+
+@contextlib.contextmanager
+def rude(serve: Callable[[socket.socket, bytes], None]) -> Iterator[Rude]:
+    told = Rude(serve)
+    done = threading.Event()
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                request = b""
+                while not _whole(request):
+                    request += connection.recv(65_536)
+                told.serve(connection, request)
+                done.wait(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        told.port = server.getsockname()[1]
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield told
+        done.set()
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return bool(end) and length is not None and len(body) >= int(length[1])
+
+
+async def refusal(hook: Trigger, environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(TriggerFailed) as failed:
+        await Triggers("acme/views", [hook]).call(VARIABLES, environ=environ or {})
+    return str(failed.value)
+
+
+def dripping(head: bytes) -> Callable[[socket.socket, bytes], None]:
+    def drip(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(head)
+        for _ in range(600):
+            connection.sendall(b"a")
+            time.sleep(0.1)
+
+    return drip
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"", id="the status line"),
+        pytest.param(b"HTTP/1.1 500 Sorry\r\nX-Slow: ", id="a header"),
+        pytest.param(b"HTTP/1.1 500 Sorry\r\nContent-Length: 1000000\r\n\r\n", id="the body"),
+    ],
+)
+async def test_a_timeout_is_for_the_whole_call_however_slowly_an_answer_comes(head: bytes) -> None:
+    with rude(dripping(head)) as server:
+        async with asyncio.timeout(20):  # a byte every 0.1 s would take a minute
+            assert "no answer within 1 s" in await refusal(server.hook(timeout_s=1))
+
+
+async def test_a_body_is_read_up_to_a_limit() -> None:
+    def flood(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 500 Sorry\r\nContent-Length: 400000000\r\n\r\n")
+        for _ in range(400):
+            connection.sendall(b"a" * 1_000_000)
+            server.sent += 1
+
+    with rude(flood) as server:
+        assert "answered 500: aaa" in await refusal(server.hook())
+        assert server.sent < 50, "the connection was closed, and not read to its end"
+
+
+async def test_a_compressed_body_is_not_unpacked() -> None:
+    def bomb(connection: socket.socket, _: bytes) -> None:
+        body = gzip.compress(b"a" * 10_000_000)
+        head = f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(b"HTTP/1.1 500 Sorry\r\n" + head.encode() + body)
+
+    with rude(bomb) as server:
+        said = await refusal(server.hook())
+        assert "answered 500 (attempt" in said
+
+
+SECRET = 'pa55 wörd/"<&>'  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(lambda s: s, id="plain"),
+        pytest.param(lambda s: quote(s), id="percent-encoded"),
+        pytest.param(lambda s: quote_plus(s).lower(), id="as of a form, in lower case"),
+        pytest.param(lambda s: json.dumps(s), id="JSON"),
+        pytest.param(lambda s: json.dumps(s, ensure_ascii=False), id="JSON, not ASCII"),
+        pytest.param(lambda s: html.escape(s), id="HTML"),
+        pytest.param(lambda s: base64.b64encode(s.encode()).decode(), id="base64"),
+        pytest.param(
+            lambda s: base64.b64encode(f"user:{s}, and more".encode()).decode(), id="base64 of more"
+        ),
+    ],
+)
+async def test_an_endpoint_that_repeats_what_it_was_sent_does_not_reveal_a_secret(
+    form: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    token = "tok-0123456789"  # noqa: S105
+
+    def echo(connection: socket.socket, request: bytes) -> None:
+        said = f"you said {form(SECRET)} and {form(token)}; ".encode() + request
+        head = f"HTTP/1.1 503 Sorry\r\nConnection: close\r\nContent-Length: {len(said)}\r\n\r\n"
+        connection.sendall(head.encode() + said)
+
+    async def no_sleep(_: float) -> None:
+        pass
+
+    with rude(echo) as server:
+        hook = replace(
+            server.hook(attempts_max=2, headers=(("Authorization", "Bearer ${env:TOKEN}"),)),
+            payload_template="the password is in the URL, {{headers.Authorization}}",
+            url=f"http://127.0.0.1:{server.port}/hook?password=${{env:PASSWORD}}",
+        )
+        environ = {"TOKEN": token, "PASSWORD": quote(SECRET, safe="")}
+        with pytest.raises(TriggerFailed) as failed:
+            await Triggers("acme/views", [hook]).call(VARIABLES, sleep=no_sleep, environ=environ)
+    for said in (str(failed.value), caplog.text):
+        assert "answered 503: you said" in said
+        for secret in (token, SECRET, form(token), form(SECRET), "0123456789", "pa55"):
+            assert secret not in said
+
+
+@given(
+    secret=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=8),
+    before=st.text(max_size=20),
+    kept=st.integers(0, 40),
+)
+def test_no_part_of_a_secret_is_left_where_a_text_was_cut(
+    secret: str, before: str, kept: int
+) -> None:
+    redacted = Redaction([secret])
+    assert secret not in redacted(before + secret + before)
+    cut = (before + secret)[: len(before) + kept]
+    shown = redacted(cut, cut=True)
+    assert not any(shown.endswith(secret[:n]) for n in range(1, len(secret) + 1))
+
+
+async def test_a_secret_that_no_header_can_carry_is_not_sent_and_not_shown() -> None:
+    with rude(dripping(b"HTTP/1.1 200 Fine\r\nContent-Length: 0\r\n\r\n")) as server:
+        hook = server.hook(headers=(("X-Token", "${env:TOKEN}"),))
+        said = await refusal(hook, {"TOKEN": "s3cr3t\nX-Other: 1"})
+    assert "header X-Token" in said
+    assert "s3cr3t" not in said
+
+
+async def test_redirects_are_not_followed_and_the_error_says_so(receiver: Receiver) -> None:
+    receiver.answers.append(307)
+    with pytest.raises(TriggerFailed, match="redirects are not followed"):
+        await called(hooks(receiver))
+    assert len(receiver.asked) == 1

@@ -25,6 +25,7 @@ from penstock.model.spec import (
     Trigger,
     Triggers,
 )
+from penstock.model.webhook import header_problem, url_problem
 
 MAX_TXN_S = 1
 MAX_TXN_MATERIALIZATION_S = 300
@@ -315,6 +316,23 @@ def check_shared(
             )
 
 
+def _check_hook(hook: Node, scope: Scope) -> None:
+    """Report what no request could carry; messages do not repeat values, which may be secrets."""
+    url, headers, timeout = hook.get("url"), hook.get("headers"), hook.get("timeout")
+    if url is not None and url.text is not None and (problem := url_problem(url.text)):
+        scope.sources.error(
+            url, "E-WEBHOOK", problem, hint="write for example https://example.com/hook"
+        )
+    for name, value in (headers.members if headers else {}).items():
+        if value.text is not None and (problem := header_problem(name, value.text)):
+            hint = "encode it, in base64 or as %C3%A9, as its receiver expects"
+            scope.sources.error(
+                value, "E-WEBHOOK", problem, hint=None if value.text.isascii() else hint
+            )
+    if timeout is not None and reading.seconds(hook, "timeout", 1) == 0:
+        scope.sources.error(timeout, "E-WEBHOOK", "a call takes longer than that", hint="30s")
+
+
 def _triggers(
     node: Node | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> Triggers | None:
@@ -322,6 +340,8 @@ def _triggers(
     if node is None or hooks_node is None:
         return None
     check_references(hooks_node, scope.sources, environ)
+    for hook in hooks_node.items:
+        _check_hook(hook, scope)
     return Triggers(
         interval_s=reading.seconds(node, "interval", 0),
         hooks=tuple(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UserError
+from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def append(
 
     Example: penstock append acme/orders orders.jsonl
     """
-    result = asyncio.run(_append(settings, collection, files or [STDIN], skip_invalid, redact_salt))
+    result = stops.run(_append(settings, collection, files or [STDIN], skip_invalid, redact_salt))
     if settings.json:
         print_json(dataclasses.asdict(result))
         return
@@ -168,8 +169,12 @@ async def _publish(
     publisher: Publisher, intake: Intake, files: list[Path], refusals: Refusals
 ) -> None:
     """Everything that fits, as long as it may still be committed."""
+    from penstock.runtime.waiting import in_thread
+
     with _progress(files) as advance:
-        for chunk in _chunks(intake, files):
+        chunks = _chunks(intake, files)
+        # Where a stop is heard also while nothing arrives.
+        while (chunk := await in_thread(lambda: next(chunks, None))) is not None:
             refusals.add(chunk.refused)
             if refusals.enough:
                 return
@@ -231,11 +236,15 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     from penstock.catalog.build import load_catalog
     from penstock.catalog.evolution import fits_documents
     from penstock.connectors.builtin import locate
+    from penstock.runtime.waiting import Waits
 
+    given = None
     if settings.catalog:
         given = load_catalog(settings.catalog, environ=None, locate=locate)
-        await desired.apply(store, given, check=fits_documents(store))
-    return await desired.load(store)
+    with Waits().on("this command", f"the consensus store {mask_url(settings.consensus)}"):
+        if given is not None:
+            await desired.apply(store, given, check=fits_documents(store))
+        return await desired.load(store)
 
 
 async def _revision(journals: Journals, intents: Intents) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.frame import print_json, stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import Column, print_table
 from penstock.errors import UsageError
@@ -57,7 +57,7 @@ def apply(
         raise UsageError("which catalog?", fix="penstock apply catalog.yaml")
     environ = None if without_secrets else os.environ
     catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    applied = asyncio.run(_apply(settings, catalog, dry_run=dry_run))
+    applied = stops.run(_apply(settings, catalog, dry_run=dry_run))
     idle = idle_tasks(catalog)
     if settings.json:
         print_json(report(applied, idle, dry_run=dry_run))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.frame import print_json, stdout
+from penstock.cli.stopping import stops
 from penstock.cli.stores import is_there, opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
@@ -58,7 +58,7 @@ def check(
         raise UsageError("which catalog?", fix="penstock check catalog.yaml")
     environ = None if without_secrets else os.environ
     outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    refused = asyncio.run(_refused(settings, outcome)) if outcome.ok else None
+    refused = stops.run(_refused(settings, outcome)) if outcome.ok else None
     if settings.json:
         print_json({**report(outcome, explain=explain), "refused": refused and refused.what})
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from penstock.cli.frame import print_json, stdout
 from penstock.cli.gc import progress_bar
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.settings import Settings
 
@@ -40,7 +40,7 @@ def compact(
     from penstock.journal.upkeep import CompactionOptions
 
     options = CompactionOptions(target_bytes=size(target, "--target"), inputs_min=inputs)
-    done = asyncio.run(_compact(settings, collection, options))
+    done = stops.run(_compact(settings, collection, options))
     if settings.json:
         print_json(dataclasses.asdict(done))
     elif not done.objects and not done.pages:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.frame import print_json, stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import Column, print_table, size_text
 from penstock.settings import Settings
@@ -37,7 +37,7 @@ def fragments(
 
     Example: penstock fragments acme/orders/region=eu/pivot=00
     """
-    state = asyncio.run(_load(settings, journal))
+    state = stops.run(_load(settings, journal))
     if settings.json:
         print_json(describe(state))
         return

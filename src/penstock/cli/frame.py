@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from penstock import failpoints
+from penstock.cli.stopping import stops
 from penstock.errors import PenstockError
 from penstock.servicekit import logs
 from penstock.settings import LOG_LEVELS, Settings
@@ -139,7 +140,7 @@ def _reporting(*, debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt as e:
-        raise typer.Exit(INTERRUPTED) from e
+        raise typer.Exit(stops.code or INTERRUPTED) from e
     except BrokenPipeError as e:
         # The reader went away (`penstock … | head`): stop quietly, flush nothing more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

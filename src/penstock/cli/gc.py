@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.persistd import seconds
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
@@ -45,7 +45,7 @@ def gc(
             why="an object of a transaction under way may be an hour old before a journal names it",
             fix=f"--grace {GRACE_S_MIN // 3600}h or more",
         )
-    found = asyncio.run(_collect(settings, grace_s, dry_run=dry_run))
+    found = stops.run(_collect(settings, grace_s, dry_run=dry_run))
     if settings.json:
         print_json(
             {

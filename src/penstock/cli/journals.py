@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.frame import print_json, stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import Column, print_table, size_text
 from penstock.settings import Settings
@@ -47,7 +47,7 @@ def journals(
     """
     from penstock.journal.selector import LabelSelector
 
-    found = asyncio.run(_list(settings, collection, LabelSelector.parse(selector)))
+    found = stops.run(_list(settings, collection, LabelSelector.parse(selector)))
     if settings.json:
         print_json([describe(journal) for journal in found])
         return

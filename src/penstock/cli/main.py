@@ -28,6 +28,7 @@ from penstock.cli import (
     task,
 )
 from penstock.cli.frame import register, stdout
+from penstock.cli.stopping import stops
 
 app = typer.Typer(
     name="penstock",
@@ -85,7 +86,13 @@ app.add_typer(tasks)
 
 def main() -> None:
     """Run the command line; the process's exit code says how it went."""
-    app()
+    stops.own_process()
+    try:
+        app()
+    except SystemExit as ended:
+        if stops.code is None:
+            raise
+        stops.leave(ended.code if isinstance(ended.code, int) else 1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.frame import print_json, stdout
+from penstock.cli.stopping import stops
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -151,9 +152,7 @@ def persistd(
         stdout.file.flush()
 
     if check:
-        import asyncio
-
-        url, incarnation = asyncio.run(daemon.check(options))
+        url, incarnation = stops.run(daemon.check(options))
         if settings.json:
             print_json({"consensus": url, "incarnation": incarnation.hex()})
         else:

@@ -7,17 +7,17 @@ import contextlib
 import dataclasses
 import json
 import logging
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
     from penstock.model.json_order import Json
     from penstock.model.spec import Catalog, MaterializationSpec
     from penstock.runtime.connector import Materialization
+    from penstock.runtime.control import Control
     from penstock.runtime.materialize.build import Built
-    from penstock.runtime.materialize.leader import Control, World
+    from penstock.runtime.materialize.leader import World
 
 _log = logging.getLogger("penstock.preview")
-
-_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
-
-GRACE_S: Final = 5.0
-"""How long a session may take to stop before it is ended."""
 
 
 def preview(
@@ -83,7 +79,7 @@ def preview(
     counts = _counts(sessions)
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
     run = _Preview(settings, counts, shards, output_state=output_state, output_apply=output_apply)
-    asyncio.run(run.run(source, name, limit_s))
+    stops.run(run.run(source, name, limit_s))
 
 
 def _counts(text: str) -> list[int]:
@@ -117,8 +113,6 @@ class _Preview:
         self._shards = shards
         self._output_state = output_state
         self._output_apply = output_apply
-        self._control: Control | None = None
-        self._stopping = asyncio.Event()
         self._image = ""
         self._transactions = 0
 
@@ -135,40 +129,45 @@ class _Preview:
                 scratch = await open_consensus(f"sqlite:///{directory}/state.db")
                 stack.push_async_callback(scratch.close)
                 world = dataclasses.replace(make_world(self._settings, store), scratch=scratch)
-                connector = await stack.enter_async_context(_scratch(spec))
-                built = await asyncio.to_thread(_build, catalog, spec, connector, self._shards)
-                await self._supervised(built, world, limit_s)
+                await self._stoppable(catalog, spec, world, limit_s)
 
-    async def _supervised(self, built: Built, world: World, limit_s: float | None) -> None:
+    async def _stoppable(
+        self, catalog: Catalog, spec: MaterializationSpec, world: World, limit_s: float | None
+    ) -> None:
         """Sessions, until they are done or somebody has had enough."""
-        loop = asyncio.get_running_loop()
-        for number in _STOPS:
-            loop.add_signal_handler(number, self._stopping.set)
-        running = asyncio.create_task(self._sessions(built, world))
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait(
-                [running, stopping], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not running.done():
-                self._stopping.set()
-                if self._control is not None:
-                    self._control.stop()
-                await asyncio.wait([running], timeout=GRACE_S)
-            if not running.done():
-                running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-        finally:
-            stopping.cancel()
-            for number in _STOPS:
-                loop.remove_signal_handler(number)
+        from penstock.runtime.control import Control, Stopped
 
-    async def _sessions(self, built: Built, world: World) -> None:
-        from penstock.runtime.materialize.leader import Control, Ended, run_session
+        control = Control(on_applied=self._applied, on_state=self._committed)
+        timer = None
+        if limit_s is not None:
+            timer = asyncio.get_running_loop().call_later(limit_s, control.stop)
+        try:
+            with stops.finishing(control.stop), contextlib.suppress(Stopped):
+                await control.stoppable(self._sessions(catalog, spec, world, control))
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if control.is_stopping():
+            stops.ends_with(0)
+
+    async def _sessions(
+        self, catalog: Catalog, spec: MaterializationSpec, world: World, control: Control
+    ) -> None:
+        from penstock.batch import build_stoppably
+
+        stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
+        name = f"{spec.name}/preview"
+        async with _scratch(spec, control) as connector:
+            built = await build_stoppably(
+                catalog, spec, control, shards=self._shards, name=name, connector=connector
+            )
+            await self._run_sessions(built.quiet(), world, control)
+
+    async def _run_sessions(self, built: Built, world: World, control: Control) -> None:
+        from penstock.runtime.materialize.leader import Ended, run_session
 
         for number, count in enumerate(self._counts):
-            if self._stopping.is_set():
+            if control.is_stopping():
                 return
             if number:
                 _log.warning("session %d meets an endpoint that was applied before", number + 1)
@@ -176,11 +175,11 @@ class _Preview:
             session = built.session(transactions_max=max(count, 0), drain=last)
             done = 0
             while True:
-                self._control = Control(on_applied=self._applied, on_state=self._committed)
                 before = self._transactions
-                ended = await run_session(session, world, self._control)
+                control.nothing_to_finish = True
+                ended = await run_session(session, world, control)
                 done += self._transactions - before
-                if ended is Ended.STOPPED or self._stopping.is_set():
+                if ended is Ended.STOPPED or control.is_stopping():
                     break
                 # A replay is a session of its own, and counts as one of the transactions.
                 if 0 < count <= done:
@@ -216,26 +215,20 @@ def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
 
 
 @contextlib.asynccontextmanager
-async def _scratch(spec: MaterializationSpec) -> AsyncIterator[Materialization]:
+async def _scratch(spec: MaterializationSpec, control: Control) -> AsyncIterator[Materialization]:
     """The task's connector, for tables that nobody else uses."""
     from penstock.connectors.builtin import materialization
+    from penstock.runtime.waiting import in_thread, interruptible
 
     connector = materialization(spec.endpoint, spec.name)
     paths = [connector.path(each.resource.value) for each in spec.bindings if not each.disable]
     with contextlib.ExitStack() as stack:
-        preview = await asyncio.to_thread(stack.enter_context, connector.preview(paths))
+        with control.waits.on(spec.name, "its endpoint", connector.waits_for):
+            preview = await interruptible(
+                lambda: stack.enter_context(connector.preview(paths)), connector.interrupt
+            )
         try:
             yield preview
         finally:
             # Also of a preview that is cancelled: what would remove its tables is not.
-            await asyncio.shield(asyncio.to_thread(stack.close))
-
-
-def _build(
-    catalog: Catalog, spec: MaterializationSpec, connector: Materialization, shards: int
-) -> Built:
-    from penstock.runtime.materialize.build import build
-
-    stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
-    name = f"{spec.name}/preview"
-    return build(catalog, spec, lambda *_: connector, shards=shards, name=name).quiet()
+            await asyncio.shield(in_thread(stack.close))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.append import current_catalog
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.settings import Settings
 
@@ -61,7 +61,7 @@ def read(
 
     Example: penstock read acme/orders --from 2026-01-31T08:00:00Z --limit 10
     """
-    asyncio.run(
+    stops.run(
         _read(
             settings,
             collection,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +17,15 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from penstock.cli.append import current_catalog
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import size_text
+from penstock.errors import Unavailable
+from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.batch import Reins, TaskRun
+    from penstock.batch import TaskRun
     from penstock.runtime.materialize.work import Progress
 
 
@@ -47,24 +49,28 @@ def run(
         str | None, typer.Option("--timeout", help="Stop after so long: 90s, 5m.", metavar="TIME")
     ] = None,
 ) -> None:
-    """Run tasks until every source is exhausted and every reader has caught up.
+    """Run tasks until everything that is there when it starts has been processed.
 
-    Each transaction happens completely and once, also if this process is killed in between: run it
-    again, and it goes on where it was. One task that fails does not stop another; the exit code is
-    1 then. Ctrl-C finishes the transactions that are under way, a second one does not wait.
+    What is appended meanwhile may be processed as well, or by the next run. Each transaction
+    happens completely and once, also if this process is killed in between: run it again, and it
+    goes on where it was. One task that fails does not stop another; the exit code is 1 then.
+
+    Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
+    a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
 
     Example: penstock run catalog.yaml --task acme/views
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    runs = asyncio.run(_run(settings, task or (), shards, limit_s))
-    if settings.json:
+    stops.run(_run(settings, task or (), shards, limit_s))
+
+
+def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
+    if as_json:
         print_json({"tasks": [_json(run) for run in runs], **_memory()})
     else:
         for run in runs:
             stdout.print(_line(run), markup=False)
-    if any(run.error for run in runs):
-        raise typer.Exit(1)
 
 
 def _json(run: TaskRun) -> dict[str, object]:
@@ -75,10 +81,11 @@ def _json(run: TaskRun) -> dict[str, object]:
 def _line(run: TaskRun) -> str:
     if run.error is not None:
         return f"{run.task}: failed after {run.transactions} transactions\n{run.error}"
+    stopped = "stopped after " if run.stopped else ""
     if not run.transactions:
-        return f"{run.task}: nothing new"
+        return f"{run.task}: {'stopped before a transaction' if stopped else 'nothing new'}"
     return (
-        f"{run.task}: {run.documents:,} documents in {run.transactions} "
+        f"{run.task}: {stopped}{run.documents:,} documents in {run.transactions} "
         f"transaction{'s' if run.transactions != 1 else ''}, {run.stored:,} rows stored, "
         f"{size_text(run.bytes)} read, {run.seconds:.1f} s"
     )
@@ -86,20 +93,30 @@ def _line(run: TaskRun) -> str:
 
 async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
-) -> list[TaskRun]:
+) -> None:
     from penstock.batch import Reins, make_world, materializations, run_until
     from penstock.connectors.builtin import idle_tasks
     from penstock.journal.follower import current_revision
 
-    async with opened(settings, create=bool(settings.catalog)) as store:
-        catalog = await current_catalog(store, settings)
-        specs = materializations(catalog, names)
-        for each in () if names else idle_tasks(catalog):
-            stderr.print(f"{each.name} does not run: {each.why}", markup=False)
-        world = make_world(settings, store, ends=True)
-        revision = await current_revision(store)
+    loop = asyncio.get_running_loop()
+    until = None if limit_s is None else loop.time() + limit_s
+    async with contextlib.AsyncExitStack() as stack:
+        async with _answering(settings, until, limit_s):
+            store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
+            catalog = await current_catalog(store, settings)
+            specs = materializations(catalog, names)
+            for each in () if names else idle_tasks(catalog):
+                stderr.print(f"{each.name} does not run: {each.why}", markup=False)
+            world = make_world(settings, store, ends=True)
+            revision = await current_revision(store)
         reins = Reins()
-        with _showing([spec.name for spec in specs]) as shown, _interruptible(reins):
+
+        def stop() -> None:
+            if not reins.stopping:
+                stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+            reins.stop()
+
+        with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
             running = [
                 asyncio.create_task(
                     run_until(
@@ -109,28 +126,34 @@ async def _run(
                 for spec in specs
             ]
             if running:
-                _, late = await asyncio.wait(running, timeout=limit_s)
+                left_s = None if until is None else max(0.0, until - loop.time())
+                _, late = await asyncio.wait(running, timeout=left_s)
                 if late:
                     stderr.print(f"stopping after {limit_s:g} s, as asked", markup=False)
                     reins.stop()
-            return list(await asyncio.gather(*running))
+            runs = list(await asyncio.gather(*running))
+        _print(runs, as_json=settings.json)
+        failed = any(run.error for run in runs)
+        if any(run.stopped for run in runs):
+            stops.ends_with(int(failed))  # whatever it was that did not answer
+    if failed:
+        raise typer.Exit(1)
 
 
-@contextlib.contextmanager
-def _interruptible(reins: Reins) -> Iterator[None]:
-    """The first Ctrl-C stops at the next boundaries; the second is an ordinary one."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stderr.print("finishing what is under way; Ctrl-C again to stop at once", markup=False)
-        reins.stop()
-        loop.remove_signal_handler(signal.SIGINT)
-
-    loop.add_signal_handler(signal.SIGINT, stop)
+@contextlib.asynccontextmanager
+async def _answering(
+    settings: Settings, until: float | None, limit_s: float | None
+) -> AsyncIterator[None]:
+    """Within this, the store is asked what there is to do, and not for longer than a run may."""
     try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        async with asyncio.timeout_at(until):
+            yield
+    except TimeoutError:
+        raise Unavailable(
+            f"the consensus store did not answer within {limit_s:g} s, and nothing was run",
+            where=mask_url(settings.consensus),
+            fix="see whether it is locked, or cannot be reached: penstock doctor",
+        ) from None
 
 
 @contextlib.contextmanager

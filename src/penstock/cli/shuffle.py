@@ -31,6 +31,7 @@ from penstock.cli.shuffle_service import (
     serve,
     service_address,
 )
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import size_text
 from penstock.errors import UsageError
@@ -173,7 +174,7 @@ def shuffle(
             limit=limit,
         )
     try:
-        asyncio.run(work)
+        stops.run(work)
     except KeyboardInterrupt:
         if not follow and service is None:
             raise

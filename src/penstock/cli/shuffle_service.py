@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.append import current_catalog
 from penstock.cli.frame import print_json, stdout
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
@@ -87,7 +88,7 @@ def refuse_without_service(options: Mapping[str, object]) -> None:
 
 def serve(settings: Settings, listening: Listening) -> None:
     """Serve sessions until SIGTERM or Ctrl-C."""
-    asyncio.run(_serve(settings, listening))
+    stops.run(_serve(settings, listening))
 
 
 async def _serve(settings: Settings, listening: Listening) -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from penstock.errors import UserError
+from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def is_there(settings: Settings) -> bool:
 async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[Consensus]:
     """The consensus store. Commands that only look do not `create` one where there is none."""
     from penstock.consensus.open import open_consensus, sqlite_path
+    from penstock.runtime.waiting import Waits
 
     url = settings.consensus
     if not create and not is_there(settings):
@@ -33,7 +35,8 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
             where=str(sqlite_path(url)),
             fix="name the data directory with --data, or fill one: penstock apply catalog.yaml",
         )
-    store = await open_consensus(url)
+    with Waits().on("this command", f"the consensus store {mask_url(url)}"):
+        store = await open_consensus(url)
     try:
         yield store
     finally:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 
 from penstock.cli.append import current_catalog
 from penstock.cli.frame import stderr
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.errors import UserError
 from penstock.settings import Settings
@@ -25,7 +25,7 @@ def close_now(
 
     Example: penstock task close-now acme/views
     """
-    asyncio.run(_close_now(settings, name))
+    stops.run(_close_now(settings, name))
     stderr.print(f"asked {name} to close its transaction", markup=False)
 
 

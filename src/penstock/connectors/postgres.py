@@ -39,6 +39,7 @@ from penstock.connectors.postgres_columns import (
     fit,
     type_of,
 )
+from penstock.connectors.postgres_locks import Connection, Lines
 from penstock.connectors.postgres_preview import Preview
 from penstock.connectors.postgres_records import Records
 from penstock.connectors.postgres_rows import (
@@ -49,7 +50,7 @@ from penstock.connectors.postgres_rows import (
     is_carried,
     stage_prefix,
 )
-from penstock.connectors.postgres_server import BEGIN, SERIALIZATION, Connection, Server, run
+from penstock.connectors.postgres_server import BEGIN, LOCKED, SERIALIZATION, Server, run
 from penstock.connectors.sql import CHECKPOINTS, TABLES, quoted
 from penstock.errors import Bug, UserError
 from penstock.model.clock import Clock
@@ -123,14 +124,17 @@ class Options:
 class PostgresSession:
     """The database, fenced for one session of a task."""
 
-    def __init__(self, options: Options, task: Task, epoch: int) -> None:
+    def __init__(
+        self, options: Options, task: Task, epoch: int, lines: Lines | None = None
+    ) -> None:
         self._options = options
         self._server = options.server
+        self._lines = lines or Lines()
         self._task = task.name
         self._old_name = task.renamed_from
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
-        self._connection = self._server.connect()
+        self._connect()
         try:
             with self._server.explained():
                 run(self._connection, BEGIN)
@@ -140,13 +144,17 @@ class PostgresSession:
                     target.binding: _layout(self._connection, target) for target in task.targets
                 }
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
         self._layouts = {binding: layout for binding, (layout, _) in layouts.items()}
         self._oids = {binding: oid for binding, (_, oid) in layouts.items()}
         self._filled: set[int] = set()
         prefix = "" if options.preview is None else options.preview.prefix
         self.workers = PostgresWorkers(self._server, self._targets, self._layouts, prefix)
+
+    def _connect(self) -> None:
+        self._connection = self._server.connect()
+        self._let_go = self._lines.add(self._connection)
 
     def flush(self, patches: Sequence[Json]) -> Sequence[Json]:
         return ()
@@ -161,7 +169,10 @@ class PostgresSession:
                 break
             except psycopg.Error as error:
                 self._roll_back()
-                if error.sqlstate not in SERIALIZATION or not tries_left:
+                if self._is_lost():
+                    self._settle(checkpoint)  # it may be that a successor has taken over
+                    break
+                if error.sqlstate not in {LOCKED, *SERIALIZATION} or not tries_left:
                     with self._server.explained():
                         raise
                 _log.info("%s: a commit was in the way of others, and is tried again", self._task)
@@ -189,7 +200,7 @@ class PostgresSession:
         try:
             ended = run(self._connection, "COMMIT").statusmessage
         except psycopg.Error:
-            if not self._connection.broken:
+            if not self._is_lost():
                 raise  # the server has said no, and is there: nothing was committed
             self._settle(checkpoint)
         else:
@@ -230,6 +241,10 @@ class PostgresSession:
             postgres_records.remember_filled(self._connection, self._options.tables, path)
         return filled
 
+    def _is_lost(self) -> bool:
+        """Whether the connection is gone; not so if it was hung up on, since nobody asks then."""
+        return self._connection.broken and not self._lines.is_interrupted(self._connection)
+
     def _store_checkpoint(self, checkpoint: bytes) -> None:
         """First of all, and with the fence checked in the same statement: it is a lock as well."""
         updated = run(
@@ -243,16 +258,17 @@ class PostgresSession:
 
     def _settle(self, checkpoint: bytes) -> None:
         """Find out whether a transaction committed whose answer was lost."""
-        with contextlib.suppress(psycopg.Error):
-            self._connection.close()
-        self._connection = self._server.connect()
+        self.close()
+        self._connect()
         with self._server.explained():
+            run(self._connection, BEGIN)
             row = run(
                 self._connection,
                 f"SELECT checkpoint, fence FROM {self._options.checkpoints} "
                 "WHERE task = $1 FOR UPDATE",
                 (self._task,),
             ).fetchone()
+            run(self._connection, "COMMIT")
         if row is not None and row[0] == checkpoint:
             return
         if row is None or row[1] != self._epoch:
@@ -368,6 +384,7 @@ class PostgresSession:
                 self._roll_back()
 
     def close(self) -> None:
+        self._let_go()
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
 
@@ -443,6 +460,7 @@ class Postgres:
         at = f"{where}: endpoint.connector.config"
         given = config if isinstance(config, dict) else {}
         self._where = where
+        self._lines = Lines()
         self._options = Options(
             server=server,
             schema=self._name(sql.text(given, "schema", where=at, default="public")),
@@ -550,6 +568,12 @@ class Postgres:
                 found[each.name] = sql.misfit(".".join(path), column.type, type_of(each))
         return found
 
+    def interrupt(self) -> None:
+        self._lines.interrupt()
+
+    def waits_for(self) -> str | None:
+        return self._options.server.blocked()
+
     def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
         """All or nothing, and only if no newer session has been here."""
         given, task = task, self._placed(task)
@@ -595,7 +619,7 @@ class Postgres:
         return task if preview is None else preview.task(task)
 
     def open(self, task: Task, *, epoch: int, state: Json) -> PostgresSession:
-        session = PostgresSession(self._options, self._placed(task), epoch)
+        session = PostgresSession(self._options, self._placed(task), epoch, self._lines)
         try:
             session.sweep(())
         except BaseException:
@@ -606,8 +630,10 @@ class Postgres:
     @contextlib.contextmanager
     def preview(self, paths: Sequence[tuple[str, ...]]) -> Iterator[Self]:
         """In tables of its own, beside those that tasks stage rows in."""
-        with self._connected() as keeper:
-            preview = postgres_preview.claim(keeper)
+        # Interrupting what a preview does must not end what keeps its tables its own.
+        with contextlib.closing(self._options.server.connect()) as keeper:
+            with self._options.server.explained():
+                preview = postgres_preview.claim(keeper)
             connector = copy.copy(self)
             connector._options = replace(self._options, preview=preview)  # noqa: SLF001 - a copy
             try:
@@ -637,7 +663,7 @@ class Postgres:
         """A connection for one errand; what it has not committed is undone with it."""
         connection = self._options.server.connect()
         try:
-            with self._options.server.explained():
+            with self._options.server.explained(), self._lines.on(connection):
                 yield connection
         finally:
             with contextlib.suppress(psycopg.Error):

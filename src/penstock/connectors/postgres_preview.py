@@ -16,8 +16,9 @@ from typing import Final
 import psycopg
 
 from penstock.connectors import postgres_tables
+from penstock.connectors.postgres_locks import Connection
 from penstock.connectors.postgres_rows import STAGE, fitting
-from penstock.connectors.postgres_server import Connection, run
+from penstock.connectors.postgres_server import run
 from penstock.connectors.sql import quoted
 from penstock.runtime.connector import Target, Task
 

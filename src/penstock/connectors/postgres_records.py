@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from penstock.connectors import ownership
 from penstock.connectors.ownership import Found, Record
-from penstock.connectors.postgres_server import Connection, run
+from penstock.connectors.postgres_locks import Connection
+from penstock.connectors.postgres_server import run
 from penstock.connectors.postgres_tables import LiveTable, is_empty
 from penstock.connectors.sql import TABLES, quoted
 from penstock.runtime.connector import ConnectorError, Target, Task

@@ -21,7 +21,8 @@ import pyarrow
 from penstock import failpoints
 from penstock.connectors import sql
 from penstock.connectors.postgres_columns import NAME_BYTES_MAX, Layout
-from penstock.connectors.postgres_server import Connection, Server, run
+from penstock.connectors.postgres_locks import TASK_IDLE_S, Connection, bounds
+from penstock.connectors.postgres_server import Server, run
 from penstock.connectors.sql import quoted
 from penstock.errors import Bug
 from penstock.runtime.connector import DELETE, Attempt, Staged, Target
@@ -189,7 +190,10 @@ class PostgresStager:
             self._connection = self._server.connect()
             with self._server.explained():
                 # Should the server forget it, then the commit will notice; that is cheaper.
-                run(self._connection, "BEGIN; SET LOCAL synchronous_commit = off")
+                run(
+                    self._connection,
+                    f"BEGIN; SET LOCAL synchronous_commit = off; {bounds(TASK_IDLE_S)}",
+                )
         with self._server.explained():
             table = quoted(STAGE, pile.table)
             if not pile.copied:
@@ -238,7 +242,8 @@ class PostgresLoader:
         with self._server.explained():
             run(
                 self._connection,
-                f"BEGIN; CREATE TEMP TABLE penstock_keys ({layout.ddl}) ON COMMIT DROP",
+                f"BEGIN; {bounds(TASK_IDLE_S)}; "
+                f"CREATE TEMP TABLE penstock_keys ({layout.ddl}) ON COMMIT DROP",
             )
             _copy_in(self._connection, f"{wanted} FROM STDIN (FORMAT csv)", [chunk])
             # Without statistics the planner would guess, and could choose to read the whole table.

@@ -16,17 +16,18 @@ from typing import Final
 import psycopg
 from psycopg.rows import TupleRow
 
-from penstock.connectors import sql
+from penstock.connectors import postgres_locks, sql
+from penstock.connectors.postgres_locks import LOCK_S, Connection, application, bounds
 from penstock.errors import UserError
 from penstock.model.json_order import Json
 from penstock.model.spec import Frozen
 from penstock.runtime.connector import ConnectorError
 from penstock.runtime.secrets import resolve
 
-Connection = psycopg.Connection[TupleRow]
-
 SERIALIZATION: Final = frozenset({"40001", "40P01"})
 """Another transaction was in the way, and this one is undone: it can be run again at once."""
+LOCKED: Final = "55P03"
+"""Another transaction kept a lock for longer than this one may wait."""
 
 _MEMBERS: Final = ("address", "database", "user", "password", "schema", "sslmode", "hardDelete")
 _EXAMPLE: Final = (
@@ -40,6 +41,7 @@ _ADDRESS: Final = re.compile(
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 _CONNECT_S_MAX: Final = 10
+_LOOK_S_MAX: Final = 2
 _SILENT_MS_MAX: Final = 60_000
 """How long data may stay unacknowledged before a connection counts as lost."""
 
@@ -48,7 +50,7 @@ _SILENT_MS_MAX: Final = 60_000
 BEGIN: Final = (
     "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
     "SELECT set_config('synchronous_commit', 'on', true) "
-    "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+    f"WHERE current_setting('synchronous_commit') IN ('off', 'local'); {bounds()}"
 )
 
 
@@ -118,7 +120,12 @@ class Server:
     def _at(self) -> str:
         return f"{self.where}: endpoint.connector.config"
 
-    def connect(self) -> Connection:
+    def blocked(self) -> str | None:
+        """Which lock a session of this task waits for, and who has it."""
+        with contextlib.closing(self.connect(timeout_s=_LOOK_S_MAX)) as connection:
+            return postgres_locks.blocked(connection, application(self.where))
+
+    def connect(self, *, timeout_s: int = _CONNECT_S_MAX) -> Connection:
         """A connection that begins no transactions by itself; raises `ConnectorError`."""
         config = resolve(self.config.value, where=self._at)
         if not isinstance(config, dict):
@@ -133,9 +140,9 @@ class Server:
                 user=sql.text(config, "user", where=self._at),
                 password=password if isinstance(password, str) else None,
                 sslmode=sql.text(config, "sslmode", where=self._at, default="prefer"),
-                application_name="penstock",
+                application_name=application(self.where),
                 client_encoding="utf8",
-                connect_timeout=_CONNECT_S_MAX,
+                connect_timeout=timeout_s,
                 keepalives_idle=_SILENT_MS_MAX // 1000,
                 tcp_user_timeout=_SILENT_MS_MAX,
                 autocommit=True,
@@ -225,10 +232,14 @@ _HINTS: Final = {
     "from `groupBy`, or shorten it",
     "53100": "free some space on the server; the task goes on by itself then",
     "53300": "raise max_connections, or end what else is connected",
+    LOCKED: f"{LOCK_S} s were waited; end the transaction that holds the lock (pg_blocking_pids "
+    "tells which), or wait: it is tried again",
+    "25P03": "nothing: the session slept inside of a transaction, and starts anew",
+    "57014": "nothing, if the task was stopped; it goes on from its last transaction",
     "42P01": "a table was dropped under the task; it is made again when the task starts anew",
     "42703": "a column was dropped under the task; it is made again when the task starts anew",
 }
-_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58", "25006", "42P01", "42703")
+_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58", "25006", "25P03", "42P01", "42703")
 
 
 def explain(error: psycopg.Error, *, where: str, user: str) -> ConnectorError:

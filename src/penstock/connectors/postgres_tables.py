@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.connectors.postgres_columns import Fit, fit, type_of
-from penstock.connectors.postgres_server import Connection
+from penstock.connectors.postgres_locks import Connection
 from penstock.connectors.sql import quoted
 from penstock.runtime.connector import ConnectorError, Target, TargetField
 

@@ -32,6 +32,7 @@ from penstock import failpoints
 from penstock.connectors import ownership, scratch, sql, sqlite_tables
 from penstock.connectors.ownership import Record
 from penstock.connectors.sql import CHECKPOINTS, quoted
+from penstock.connectors.sqlite_busy import STEP_S, Patience, PatientConnection
 from penstock.connectors.sqlite_tables import Fit, fit, type_of
 from penstock.errors import UserError
 from penstock.model.clock import Clock
@@ -92,20 +93,29 @@ class Database:
         return found.st_dev, found.st_ino
 
     @contextlib.contextmanager
-    def connect(self, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+    def connect(
+        self, *, read_only: bool = False, patience: Patience | None = None
+    ) -> Iterator[sqlite3.Connection]:
+        """With `patience`, waiting can be interrupted; it cannot in tasks, whose jobs can be."""
         mode = "ro" if read_only else "rwc"
         uri = f"{Path(self.path).resolve().as_uri()}?mode={mode}"
         with _explained(self.path):
             connection = sqlite3.connect(
-                uri, uri=True, timeout=self.busy_s, isolation_level=None, check_same_thread=False
+                uri,
+                uri=True,
+                timeout=self.busy_s if patience is None else min(self.busy_s, STEP_S),
+                isolation_level=None,
+                check_same_thread=False,
+                factory=PatientConnection,
             )
-            try:
+            with contextlib.ExitStack() as interruptible:
+                interruptible.callback(connection.close)
+                if patience is not None:
+                    interruptible.enter_context(patience.on(connection))
                 if not read_only:
                     connection.execute("PRAGMA journal_mode = WAL")
                     connection.execute("PRAGMA synchronous = FULL")
                 yield connection
-            finally:
-                connection.close()
 
 
 _FIXES: Final = {
@@ -274,14 +284,22 @@ def _rows(batch: pyarrow.RecordBatch, fields: Sequence[TargetField]) -> Iterator
 class SqliteSession:
     """The database, fenced for one session of a task."""
 
-    def __init__(self, database: Database, task: Task, epoch: int, *, hard_delete: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        task: Task,
+        epoch: int,
+        *,
+        hard_delete: bool,
+        patience: Patience | None = None,
+    ) -> None:
         self._database = database
         self._hard_delete = hard_delete
         self._task = task
         self._epoch = epoch
         self._targets = {target.binding: target for target in task.targets}
         self._stack = contextlib.ExitStack()
-        self._connection = self._stack.enter_context(database.connect())
+        self._connection = self._stack.enter_context(database.connect(patience=patience))
         with _explained(database.path):
             self.checkpoint = _raise_fence(self._connection, task.name, epoch, database.path)
         self._file = database.identity()
@@ -502,6 +520,7 @@ class Sqlite:
         self._where = where
         path = Path(sql.text(given, "path", where=at)).resolve()  # tasks work in other directories
         self._database = Database(str(path), float(busy_s))
+        self._patience = Patience(float(busy_s))
         self._hard_delete = sql.flag(given, "hardDelete", where=at)
 
     def path(self, resource: Json) -> tuple[str, ...]:
@@ -544,8 +563,25 @@ class Sqlite:
             case _:
                 return False
 
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one errand."""
+        with (
+            self._database.connect(patience=self._patience) as connection,
+            _explained(self._database.path),
+        ):
+            yield connection
+
+    def interrupt(self) -> None:
+        self._patience.interrupt()
+
+    def waits_for(self) -> str | None:
+        if not self._patience.waits:
+            return None
+        return f"another process that writes to {self._database.path}"
+
     def check(self) -> None:
-        with self._database.connect() as connection, _explained(self._database.path):
+        with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
 
@@ -560,7 +596,7 @@ class Sqlite:
         found = sql.verdicts(fields, delta_updates=delta_updates)
         if not Path(self._database.path).exists():
             return found
-        with self._database.connect() as connection, _explained(self._database.path):
+        with self._connected() as connection:
             live = sqlite_tables.look(connection, path)
             record = sqlite_tables.record(connection, path)
         if live is None or (record is not None and record.state_key != state_key):
@@ -575,7 +611,7 @@ class Sqlite:
         """All or nothing, and only if no newer session has been here."""
         before = {} if last is None else {target.path: target for target in last.targets}
         done: list[str] = []
-        with self._database.connect() as connection, _explained(self._database.path):
+        with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             checkpoint = _raise_fence(connection, task.name, epoch, self._database.path)
             sqlite_tables.make_records(connection)
@@ -599,7 +635,13 @@ class Sqlite:
             yield step.says
 
     def open(self, task: Task, *, epoch: int, state: Json) -> SqliteSession:
-        session = SqliteSession(self._database, task, epoch, hard_delete=self._hard_delete)
+        session = SqliteSession(
+            self._database,
+            task,
+            epoch,
+            hard_delete=self._hard_delete,
+            patience=self._patience,
+        )
         session.sweep(())
         return session
 

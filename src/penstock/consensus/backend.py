@@ -86,6 +86,10 @@ class PoolOptions:
     """When the client stops waiting for a server that neither answers nor hangs up."""
     idle_in_transaction_s: float = 10.0
     """A committer that was paused in a transaction holds row locks: the server ends it."""
+    lock_s: float = 15.0
+    """Waiting for a lock; longer than it takes to end a committer that was paused."""
+    close_s: float = 5.0
+    """How long closing waits for calls that are under way before it hangs up on the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('default_transaction_read_only', 'off', false),
        set_config('statement_timeout', %s, false),
        set_config('idle_in_transaction_session_timeout', %s, false),
+       set_config('lock_timeout', %s, false),
        set_config('client_encoding', 'UTF8', false)"""
 
 
@@ -60,6 +61,7 @@ class ConnectionPool:
         self._threads = ThreadPoolExecutor(options.connections_max, thread_name_prefix="postgres")
         self._idle: list[tuple[float, Connection]] = []
         self._open: set[Connection] = set()
+        self._calls: set[_Call] = set()
         self._closed = False
 
     @property
@@ -80,9 +82,13 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         call = _Call()
         timer = loop.call_later(self._options.call_timeout_s, call.hang_up)
+        self._calls.add(call)
 
-        def finished(_: asyncio.Future[T]) -> None:
+        def finished(ended: asyncio.Future[T]) -> None:
             timer.cancel()
+            self._calls.discard(call)
+            if not ended.cancelled():
+                ended.exception()  # heard, also if the caller has gone away
             self._slots.release()
 
         running = loop.run_in_executor(self._threads, self._serve, call, work)
@@ -95,14 +101,20 @@ class ConnectionPool:
             self._drop(self._idle.pop()[1])
 
     async def close(self) -> None:
-        """Wait for what runs, then close everything."""
+        """Wait for what runs, though not for a server that is silent, then close everything."""
         self._closed = True
+        timer = asyncio.get_running_loop().call_later(self._options.close_s, self._hang_up)
         for _ in range(self._options.connections_max):
             await self._slots.acquire()
+        timer.cancel()
         self.forget_idle()
         self._threads.shutdown()
         for _ in range(self._options.connections_max):
             self._slots.release()
+
+    def _hang_up(self) -> None:
+        for call in self._calls:
+            call.hang_up()
 
     async def _acquire(self) -> None:
         self._check_open()
@@ -162,7 +174,8 @@ class ConnectionPool:
     def _connect(self) -> Connection:
         connection = psycopg.connect(self._conninfo, autocommit=True)
         self._open.add(connection)
-        timeouts = (self._options.statement_timeout_s, self._options.idle_in_transaction_s)
+        options = self._options
+        timeouts = (options.statement_timeout_s, options.idle_in_transaction_s, options.lock_s)
         try:
             connection.execute(_CONFIGURE, [f"{s * 1000:.0f}" for s in timeouts])
         except BaseException:

@@ -48,6 +48,7 @@ from penstock.consensus.backend import (
 )
 from penstock.consensus.store import (
     SCAN_ALL,
+    ConsensusError,
     Determinate,
     ErrorKind,
     Indeterminate,
@@ -63,6 +64,9 @@ T = TypeVar("T")
 READERS = 4
 BUSY_TIMEOUT_MS = 5_000
 """How long to wait for another process's transaction; they take milliseconds."""
+
+BUSY_STEP_MS = 100
+"""How long SQLite itself waits, which cannot be interrupted, before one looks whether to go on."""
 
 BEFORE_COMMIT = declare("sqlite-before-commit", "entries are written, COMMIT is not sent")
 AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, nobody has been answered")
@@ -156,6 +160,7 @@ class SqliteBackend:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
         self._closed = False
+        """Nothing new is done, and nobody waits for another process any more."""
 
     @classmethod
     async def open(cls, path: Path) -> SqliteBackend:
@@ -301,7 +306,29 @@ class SqliteBackend:
             finally:
                 self._readers.put(db)
 
-        return await self._in_thread(self._read_threads, run)
+        return await self._in_thread(self._read_threads, lambda: self._patiently(run))
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do what does nothing if another process is in the way, until none is."""
+        until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            try:
+                return work()
+            except ConsensusError as error:
+                if not _is_busy(error.__cause__) or self._closed or time.monotonic() > until:
+                    raise
+
+    def _begin(self) -> None:
+        """Begin to write."""
+        until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or self._closed or time.monotonic() > until:
+                    raise
+            else:
+                return
 
     # ---------------------------------------------------------------------------------- writes
 
@@ -312,7 +339,7 @@ class SqliteBackend:
         db = self._writer
         self._check_file()
         with self._rolled_back_on_error():
-            db.execute("BEGIN IMMEDIATE")
+            self._begin()
             self._prove(db)
             verdict = judge(_head_seqnos(db, {key for unit in units for key, _ in unit}), units)
             if not any(verdict.wins):
@@ -337,7 +364,7 @@ class SqliteBackend:
         db = self._writer
         self._check_file()
         with self._rolled_back_on_error():
-            db.execute("BEGIN IMMEDIATE")
+            self._begin()
             self._prove(db)
             head = db.execute(HEAD_SEQNO, (key,)).fetchone()
             last = db.execute(LAST_BELOW, (key, seqno)).fetchone()
@@ -438,7 +465,7 @@ def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
     db = sqlite3.connect(
         f"{path.as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
-    db.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    db.execute(f"PRAGMA busy_timeout = {BUSY_STEP_MS}")
     db.execute("PRAGMA temp_store = MEMORY")
     if not readonly:
         _patiently(lambda: db.execute("PRAGMA journal_mode = WAL"))
@@ -448,13 +475,13 @@ def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
 
 
 def _patiently(work: Callable[[], object]) -> None:
-    """Two processes that create a file at once: the switch to WAL does not wait by itself."""
+    """Do what does nothing if another process is in the way, until none is."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
             work()
         except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not _is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
         else:
@@ -466,7 +493,7 @@ def _create_schema(db: sqlite3.Connection) -> bytes:
 
     An error leaves the transaction to `close`, which rolls it back.
     """
-    db.execute("BEGIN IMMEDIATE")
+    _patiently(lambda: db.execute("BEGIN IMMEDIATE"))
     for statement in SCHEMA.split(";")[:-1]:
         db.execute(statement)
     meta = {"incarnation": secrets.token_bytes(16), "schema_version": b"%d" % SCHEMA_VERSION}
@@ -550,6 +577,10 @@ _KINDS = {
 def _code(error: sqlite3.Error) -> int:
     """The primary result code: extended ones carry it in their low byte."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    return isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY
 
 
 def kind_of(error: sqlite3.Error) -> ErrorKind:

@@ -33,7 +33,8 @@ Obligations, whatever the pattern:
 - A `preview` changes nothing that a run of the task would find, whatever becomes of its process.
 - Nothing of the configuration that is secret appears in an error, a log or a `repr`.
 
-Methods block; the leader calls them in a thread, one at a time.
+Methods block; the leader calls them in a thread, one at a time. A call must not outlast a stop: the
+leader interrupts it from another thread (`interrupt`), and asks what it waits for (`waits_for`).
 """
 
 from __future__ import annotations
@@ -316,6 +317,21 @@ class Materialization(Protocol):
 
     def delta_updates(self, resource: Json) -> bool:
         """Whether a binding asks for rows as they are."""
+        ...
+
+    def interrupt(self) -> None:
+        """Let whatever call is under way, of a session too, raise soon, and do nothing else.
+
+        Called from another thread, again and again until the call has ended. How it ended, the next
+        session finds out: an ENDPOINT may have committed.
+        """
+        ...
+
+    def waits_for(self) -> str | None:
+        """What the call that is under way, or a Spark task, waits for: a lock, and who has it.
+
+        None if it works. Called from another thread; may ask the endpoint, for a second or two.
+        """
         ...
 
     def check(self) -> None:

@@ -25,6 +25,15 @@ def resolve(value: Json, *, where: str, environ: Mapping[str, str] = os.environ)
     return _resolved(value, "", where, environ)
 
 
+def referenced(text: str, *, where: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The values that the references in a text stand for."""
+    return [
+        _value(found, "", where, environ)
+        for found in _REFERENCE.finditer(text)
+        if not found["literal"]
+    ]
+
+
 def _resolved(value: Json, at: str, where: str, environ: Mapping[str, str]) -> Json:
     match value:
         case dict():

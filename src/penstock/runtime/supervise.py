@@ -3,7 +3,8 @@
 What ended a session decides what follows. A replay is followed by an ordinary session. An endpoint,
 a store or a webhook that is out of order for now is tried again, later and later; each transaction
 that gets through starts the counting anew. A leader that was fenced stops for good, since another
-one runs the task. Everything else needs a person, and is raised.
+one runs the task. Everything else needs a person, and is raised. After a stop, no session follows,
+whatever ended the last one (`runtime.control`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Final
 from penstock.consensus.store import ConsensusError
 from penstock.errors import PenstockError, Unavailable
 from penstock.runtime.connector import ConnectorError
+from penstock.runtime.control import Control, Stopped
 from penstock.runtime.materialize.build import Built
-from penstock.runtime.materialize.leader import Control, Ended, World, run_session
+from penstock.runtime.materialize.leader import Ended, World, run_session
 from penstock.runtime.materialize.work import Progress
 from penstock.runtime.requests import obey
 from penstock.runtime.task_log import task_log
@@ -46,7 +48,17 @@ async def supervise(
     control: Control,
     patience: Patience = Patience(),  # noqa: B008 - frozen
 ) -> None:
-    """Run sessions until one stops as asked; raises what no further session would mend."""
+    """Run sessions until one stops as asked; raises what no further session would mend.
+
+    A stop that could not wait for the end of a session is an end as well.
+    """
+    try:
+        await control.stoppable(_supervised(built, world, control, patience))
+    except Stopped:
+        _log.warning("%s: stopped; what was under way is run again the next time", built.name)
+
+
+async def _supervised(built: Built, world: World, control: Control, patience: Patience) -> None:
     failures = 0
     told = control.on_progress
 
@@ -57,20 +69,25 @@ async def supervise(
 
     control.on_progress = progressed
     async with _kept_log(built, world), _obedient(built, world, control):
-        while True:
+        while not control.is_stopping():
+            control.nothing_to_finish = True
             try:
                 if await run_session(built, world, control) is Ended.STOPPED:
                     return
                 _log.info("%s: replayed the transaction that was under way", built.name)
                 continue
             except PenstockError as error:
+                if control.is_stopping() and is_transient(error):
+                    _log.warning("%s: %s; not tried again", built.name, _one_line(error))
+                    return
                 failures += 1
                 if not is_transient(error) or failures == patience.failures_max:
                     _log.error("%s: %s", built.name, _one_line(error))
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
                 _log.warning("%s: %s; trying again in %.1f s", built.name, _one_line(error), wait_s)
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
+            control.nothing_to_finish = True
+            await control.pause(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
 
 
 def _kept_log(built: Built, world: World) -> contextlib.AbstractAsyncContextManager[None]:

@@ -7,6 +7,9 @@ by `run_id`.
 
 A webhook that keeps failing ends the session: the next one tries again. Meanwhile nothing further
 commits, so no call is lost or overtaken.
+
+Redirects are not followed: headers, and the secrets in them, would go where the catalog does not
+say. Of an answer that refuses, the beginning is shown, without the secrets that it was sent.
 """
 
 from __future__ import annotations
@@ -24,16 +27,20 @@ import httpx
 from penstock.errors import PenstockError, UserError
 from penstock.model.json_order import Json
 from penstock.model.spec import Trigger
-from penstock.runtime.secrets import resolve
+from penstock.model.webhook import header_problem, url_problem
+from penstock.runtime.redaction import Redaction, secrets_of_header, secrets_of_url
+from penstock.runtime.secrets import referenced, resolve
 from penstock.runtime.templates import Template
 
 _log = logging.getLogger(__name__)
 
 _BACKOFF_S: Final = 1.0
 _BACKOFF_S_MAX: Final = 30.0
-_SHOWN_BYTES: Final = 256
+_READ_BYTES_MAX: Final = 16 << 10
+"""Of an answer: its sender may send for ever."""
+_SHOWN: Final = 256
 _RETRIED: Final = frozenset({408, 429})
-_JSON: Final = "application/json"
+_DEFAULTS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 _SAMPLE: Final[Mapping[str, Json]] = {
     "materialization_name": "acme/views",
@@ -106,6 +113,18 @@ class Triggers:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A call with everything that it needs, secrets too: it is never shown."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    timeout_s: int
+    redacted: Redaction
+
+
 async def _deliver(
     hook: _Hook,
     variables: Mapping[str, Json],
@@ -113,18 +132,10 @@ async def _deliver(
     sleep: Callable[[float], Awaitable[None]],
     environ: Mapping[str, str],
 ) -> None:
-    spec = hook.spec
-    headers = {
-        name: str(resolve(value, where=f"{hook.place}, header {name}", environ=environ))
-        for name, value in spec.headers
-    }
-    body = hook.template.render({**variables, "headers": dict(headers)}).encode()
-    if not any(name.lower() == "content-type" for name in headers):
-        headers["Content-Type"] = _JSON
-    url = str(resolve(spec.url, where=hook.place, environ=environ))
-    attempts = max(1, spec.attempts_max)
+    request = _request(hook, variables, environ)
+    attempts = max(1, hook.spec.attempts_max)
     for attempt in range(1, attempts + 1):
-        refused, again = await _try(client, spec, url, body, headers)
+        refused, again = await _try(client, request)
         if refused is None:
             return
         if attempt == attempts or not again:
@@ -134,27 +145,86 @@ async def _deliver(
         await sleep(wait_s)
 
 
-async def _try(
-    client: httpx.AsyncClient, spec: Trigger, url: str, body: bytes, headers: dict[str, str]
-) -> tuple[str | None, bool]:
-    """Why a call was not accepted, if it was not; and whether it may be the next time."""
+def _request(hook: _Hook, variables: Mapping[str, Json], environ: Mapping[str, str]) -> _Request:
+    """The call, with its secrets in it; raises `UserError` if one makes it impossible."""
+    spec = hook.spec
+    secrets: list[str] = []
+
+    def resolved(text: str, where: str) -> str:
+        secrets.extend(referenced(text, where=where, environ=environ))
+        return str(resolve(text, where=where, environ=environ))
+
+    headers: dict[str, str] = {}
+    for name, value in spec.headers:
+        where = f"{hook.place}, header {name}"
+        headers[name] = resolved(value, where)
+        if problem := header_problem(name, headers[name]):
+            raise UserError(f"a header cannot be sent: {problem}", where=where)
+        secrets.extend(secrets_of_header(name, headers[name]))
+    url = resolved(spec.url, hook.place)
+    if problem := url_problem(url):
+        raise UserError(f"the webhook cannot be called: {problem}", where=hook.place)
+    secrets.extend(secrets_of_url(url))
+    body = hook.template.render({**variables, "headers": dict(headers)}).encode()
+    given = {name.lower() for name in headers}
+    headers |= {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+    return _Request(
+        method=spec.method,
+        url=url,
+        headers=headers,
+        body=body,
+        timeout_s=spec.timeout_s,
+        redacted=Redaction(secrets),
+    )
+
+
+async def _try(client: httpx.AsyncClient, request: _Request) -> tuple[str | None, bool]:
+    """Why a call was not accepted, if it was not; and whether it may be the next time.
+
+    The timeout is for all of it: connecting, sending, and however slowly an answer comes.
+    """
     try:
-        answer = await client.request(
-            spec.method, url, content=body, headers=headers, timeout=float(spec.timeout_s)
-        )
-    except httpx.TimeoutException:
-        return f"no answer within {spec.timeout_s} s", True
+        async with (
+            asyncio.timeout(request.timeout_s),
+            client.stream(
+                request.method,
+                request.url,
+                content=request.body,
+                headers=request.headers,
+                timeout=request.timeout_s,
+            ) as answer,
+        ):
+            if answer.is_success:
+                return None, False  # whatever it says
+            text, cut = await _beginning(answer)
+    except (TimeoutError, httpx.TimeoutException):
+        return f"no answer within {request.timeout_s} s", True
     except httpx.InvalidURL:
         return "its URL is not one", False
     except httpx.HTTPError as error:
         return f"cannot be reached ({type(error).__name__})", True
-    if answer.is_success:
-        return None, False
-    text = answer.content[:_SHOWN_BYTES].decode(errors="replace").strip()
+    said = request.redacted(text, cut=cut).strip()[:_SHOWN]
     again = answer.status_code >= 500 or answer.status_code in _RETRIED
-    return f"answered {answer.status_code}{f': {text}' if text else ''}", again
+    if answer.is_redirect:
+        said = "redirects are not followed, give the URL that accepts the call"
+    return f"answered {answer.status_code}{f': {said}' if said else ''}", again
+
+
+async def _beginning(answer: httpx.Response) -> tuple[str, bool]:
+    """The beginning of a body, and whether there is more; nothing of one that is compressed."""
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        return "", False
+    data = b""
+    async for some in answer.aiter_raw():
+        data += some
+        if len(data) > _READ_BYTES_MAX:
+            return data[:_READ_BYTES_MAX].decode(errors="replace"), True
+    return data.decode(errors="replace"), False
 
 
 def _place(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a webhook"
     return f"{parts.scheme}://{parts.hostname or ''}" if parts.scheme else "a webhook"

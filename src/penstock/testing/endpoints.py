@@ -190,6 +190,12 @@ class _Connector:
     def can_reduce(self, field: TargetField) -> bool:
         return False
 
+    def interrupt(self) -> None:
+        """Nothing here takes long."""
+
+    def waits_for(self) -> str | None:
+        return None
+
     def check(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
 

@@ -115,6 +115,7 @@ def start(task: Task, recovered: Recovered, now: Clock, *, seq_no: int = 0) -> S
         clock=clock,
         skew=delta(clock, now),
         session_start=clock,
+        draining=task.drain,
     )
     return _settle(leader, [])
 
@@ -224,7 +225,7 @@ def _close(leader: Leader, txn: Transaction, acknowledged: Patches) -> Turn:
 def _tail_turn(leader: Leader) -> Turn | None:
     """What the tail does of itself: it begins."""
     match leader.tail:
-        case Begin() if leader.stopping and not leader.task.drain:
+        case Begin() if leader.stopping and not leader.draining:
             return replace(leader, tail=Done()), None  # TL-1: the next session repeats it
         case Begin(left):
             return replace(leader, tail=Acknowledging(left)), Acknowledge(
@@ -240,8 +241,8 @@ def _tail_turn(leader: Leader) -> Turn | None:
 def _receive(leader: Leader, event: Event) -> Turn:
     """Give an event to whoever waits for it."""
     match event:
-        case StopRequested():
-            return replace(leader, stopping=True), None
+        case StopRequested(drain):
+            return replace(leader, stopping=True, draining=leader.draining or drain), None
         case CloseRequested():
             # H-3: without an open transaction it is forgotten, now or when the next one is.
             is_open = not isinstance(leader.head, Idle) or leader.head.txn is not None
@@ -370,7 +371,7 @@ def _on_started_commit(leader: Leader, event: StartedCommit) -> Turn:
         return replace(leader, head=StartingCommit(txn, patches)), None
     aggregated = in_shard_order(patches)
     commit = leader.record(Kind.COMMIT, txn.commit(task, aggregated))
-    if leader.stopping and not task.drain:
+    if leader.stopping and not leader.draining:
         return replace(leader, head=Persisting(Stop(), Stopped())), commit
     return replace(leader, head=Committing(txn, aggregated)), commit
 

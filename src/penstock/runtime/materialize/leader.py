@@ -42,6 +42,7 @@ from penstock.runtime import apply_loop, ops, renames
 from penstock.runtime.connector import Pattern
 from penstock.runtime.connector import Session as EndpointSession
 from penstock.runtime.connector import Task as ConnectorTask
+from penstock.runtime.control import Control
 from penstock.runtime.materialize import fsm
 from penstock.runtime.materialize.build import Built, decode_task
 from penstock.runtime.materialize.messages import (
@@ -73,8 +74,8 @@ from penstock.runtime.materialize.messages import (
     WriteIntents,
     WriteStats,
 )
-from penstock.runtime.materialize.state import Done, Idle, Leader
-from penstock.runtime.materialize.work import Jobs, Progress, Transaction
+from penstock.runtime.materialize.state import Idle, Leader
+from penstock.runtime.materialize.work import Jobs, Transaction
 from penstock.runtime.protocol import Kind, Persisted, PersistRecord
 from penstock.runtime.pruning import Pruning, pruned
 from penstock.runtime.recovery import (
@@ -86,6 +87,7 @@ from penstock.runtime.recovery import (
     reconcile,
 )
 from penstock.runtime.renames import Log
+from penstock.runtime.waiting import in_thread, interruptible
 from penstock.servicekit.logs import fields
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.session import Session
@@ -97,8 +99,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock.runtime")
 
+_STORE: Final = "the consensus store"
+_ENDPOINT: Final = "its endpoint"
+
 _MANY_BYTES: Final = 1 << 40
 """Rows are looked up where there are too many of them for the leader."""
+
+__all__ = ["Control", "Ended", "World", "run_session"]
 
 T = TypeVar("T")
 
@@ -162,50 +169,35 @@ class Ended(enum.Enum):
     REPLAYED = "after the one transaction that it had to repeat"
 
 
-@dataclass(slots=True, kw_only=True)
-class Control:
-    """What others may ask of a running session, and learn of it. Used on its event loop."""
-
-    until_revision: int | None = None
-    """Stop when everything that was committed up to it is stored."""
-    on_progress: Callable[[Progress], None] = lambda _: None
-    on_applied: Callable[[str], None] = lambda _: None
-    on_state: Callable[[Sequence[Json]], None] = lambda _: None
-    """Told of the state patches of each committed transaction."""
-    _asked: list[Event] = field(default_factory=list)
-    _wake: Callable[[], None] = lambda: None
-
-    def stop(self) -> None:
-        """End at the next transaction boundary, which does not wait for a minimum duration."""
-        self._asked += (StopRequested(), CloseRequested())
-        self._wake()
-
-    def close_now(self) -> None:
-        """Close the open transaction, whatever its minima."""
-        self._asked.append(CloseRequested())
-        self._wake()
-
-
 async def run_session(built: Built, world: World, control: Control) -> Ended:
     """One session, from taking over to its end; raises what ended it otherwise."""
     store = world.scratch or world.planner.journals.store
-    log = await renames.lead(store, built.name, renamed_from=built.task.renamed_from)
+    with control.waits.on(built.name, _STORE):
+        log = await renames.lead(store, built.name, renamed_from=built.task.renamed_from)
     failpoints.hit(_LEADS)
     recorder = _Recorder(log, _layout(built))
     await recorder.supersede()
     built = built.resumed(_resumed(recorder.recovered))
     state = await _apply(built, recorder.recovered, recorder, control)
-    endpoint = await asyncio.to_thread(
-        built.connector.open, built.task, epoch=_epoch(log), state=state
-    )
+    opening = functools.partial(built.connector.open, built.task, epoch=_epoch(log), state=state)
+    endpoint = await _called(built, control, opening)
     try:
         failpoints.hit(_OPENED)
-        recovered = await recorder.prune(await _reconciled(built, endpoint, recorder), built, world)
+        with control.waits.on(built.name, _STORE):
+            settled = await _reconciled(built, endpoint, recorder)
+            recovered = await recorder.prune(settled, built, world)
         async with _publishing(built, world) as publishing:
             session = _Session(built, world, control, recorder, endpoint, publishing, _epoch(log))
             return await session.run(recovered)
     finally:
-        await asyncio.to_thread(endpoint.close)
+        await in_thread(endpoint.close)
+
+
+async def _called(built: Built, control: Control, call: Callable[[], T]) -> T:
+    """Let the connector do something; if cancelled, it is interrupted, and has ended."""
+    connector = built.connector
+    with control.waits.on(built.name, _ENDPOINT, connector.waits_for):
+        return await interruptible(call, connector.interrupt)
 
 
 def _layout(built: Built) -> Layout:
@@ -286,14 +278,17 @@ async def _apply(built: Built, recovered: Recovered, recorder: _Recorder, contro
         match following:
             case apply_loop.Apply(last_applied=last, state=state):
                 before: ConnectorTask | None = None if last is None else decode_task(last)
-                applied = await asyncio.to_thread(
+                apply = functools.partial(
                     built.connector.apply, built.task, before, state, epoch=_epoch(recorder.log)
                 )
+                applied = await _called(built, control, apply)
                 failpoints.hit(_APPLIED)
                 control.on_applied(applied.description)
                 loop, following = apply_loop.step(loop, applied)
             case PersistRecord():
-                loop, following = apply_loop.step(loop, await recorder.write(following))
+                with control.waits.on(built.name, _STORE):
+                    persisted = await recorder.write(following)
+                loop, following = apply_loop.step(loop, persisted)
     if not isinstance(loop, apply_loop.Converged):
         raise Bug("applying ended without converging")
     return loop.state
@@ -394,24 +389,32 @@ class _Session:
         self._shards = built.runtime.shards
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._held: Checkpoint | None = None
-        self._jobs = Jobs(built, world.planner, world.spark, epoch=epoch, between=world.between)
+        self._jobs = Jobs(
+            built,
+            world.planner,
+            world.spark,
+            epoch=epoch,
+            between=world.between,
+            waits=control.waits,
+        )
         self._work: Transaction | None = None
         self._transactions = 0
-        self._caught_up = False
+        self._caught_up = self._ending = False
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self, recovered: Recovered) -> Ended:
         """Take transactions one after the other until the machines stop."""
-        self._shuffle = await Session.open(
-            self._world.planner,
-            self._built.bindings,
-            routing=split_shards(self._shards),
-            resume=recovered.resume,
-            options=self._world.shuffle,
-            now=self._world.now,
-            lookup=self._look_up if spark_root(self._world.planner.blobs) else None,
-        )
+        with self._control.waits.on(self._built.name, _STORE):
+            self._shuffle = await Session.open(
+                self._world.planner,
+                self._built.bindings,
+                routing=split_shards(self._shards),
+                resume=recovered.resume,
+                options=self._world.shuffle,
+                now=self._world.now,
+                lookup=self._look_up if spark_root(self._world.planner.blobs) else None,
+            )
         try:
             return await self._run(recovered)
         finally:
@@ -432,6 +435,7 @@ class _Session:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 self._control._wake = self._take_requests  # noqa: SLF001 - one thing in two parts
+                self._control.nothing_to_finish = False
                 self._take_requests()
                 watcher = tasks.create_task(self._watch_catching_up())
                 leader, actions = fsm.start(
@@ -451,13 +455,12 @@ class _Session:
             raise _first(group) from None
         finally:
             self._control._wake = lambda: None  # noqa: SLF001
-        return Ended.REPLAYED if replayed else Ended.STOPPED
+        return Ended.REPLAYED if replayed and self._transactions else Ended.STOPPED
 
     # --------------------------------------------------------------------------- what comes to pass
 
     def _take_requests(self) -> None:
-        asked, self._control._asked = self._control._asked, []  # noqa: SLF001
-        for event in asked:
+        for event in self._control.take():
             self._events.put_nowait(event)
 
     def _read_on(self, leader: Leader) -> None:
@@ -477,12 +480,18 @@ class _Session:
             self._events.put_nowait(Woken())
 
     def _stop_if_caught_up(self, leader: Leader) -> None:
-        """In batch mode: everything was handed out, and nothing of it is under way any more."""
-        idle = isinstance(leader.head, Idle) and leader.head.txn is None and leader.held is None
-        idle = idle and isinstance(leader.tail, Done) and self._held is None
-        reading = self._reading is None or not self._reading.done()
-        if self._caught_up and idle and reading and self._events.empty():
-            self._events.put_nowait(StopRequested())
+        """In batch mode: end when all that was to be done is part of a transaction.
+
+        What is handed out later does not count, or a steady writer could defer the end for ever; so
+        the open transaction closes, whatever its minima, and no other follows it. A frontier that
+        is held may be the last one that counts: it is loaded first.
+        """
+        loaded = self._held is None and leader.held is None
+        replaying = leader.replay is not None and leader.head == Idle()
+        if self._caught_up and loaded and not replaying and not self._ending:
+            self._ending = True
+            self._events.put_nowait(StopRequested(drain=True))
+            self._events.put_nowait(CloseRequested())
 
     # -------------------------------------------------------------------------------- what is done
 
@@ -517,7 +526,8 @@ class _Session:
     async def _done(self, action: Action) -> Sequence[Event]:
         match action:
             case PersistRecord(kind=kind):
-                persisted = await self._recorder.write(action)
+                with self._waiting(_STORE):
+                    persisted = await self._recorder.write(action)
                 if kind is Kind.COMMIT:
                     self._committed()
                 return [persisted]
@@ -533,17 +543,20 @@ class _Session:
                     for shard in range(self._shards)
                 ]
             case WriteStats(document=document):
-                return [StatsWritten(await self._publishing.publish_stats(document))]
+                with self._waiting(_STORE):
+                    return [StatsWritten(await self._publishing.publish_stats(document))]
             case StartCommit():
                 return await self._start_commit(action)
             case Acknowledge(patches=patches):
                 said = await self._blocking(self._endpoint.acknowledge, patches)
                 return self._answers(Acknowledged, said)
             case WriteIntents(intents=intents):
-                await self._publishing.write_intents(intents)
+                with self._waiting(_STORE):
+                    await self._publishing.write_intents(intents)
                 return [IntentsWritten()]
             case CallTrigger(params=params):
-                await self._built.triggers.call(json.loads(params))
+                with self._waiting("its webhooks"):
+                    await self._built.triggers.call(json.loads(params))
                 return [TriggerCalled()]
             case _:
                 raise Bug(f"nobody does {type(action).__name__}")
@@ -558,7 +571,10 @@ class _Session:
         ]
 
     async def _blocking(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
-        return await asyncio.to_thread(call, *arguments)
+        return await _called(self._built, self._control, functools.partial(call, *arguments))
+
+    def _waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._control.waits.on(self._built.name, what)
 
     # The parts of a transaction
 

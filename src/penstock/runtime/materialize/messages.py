@@ -148,7 +148,9 @@ class TriggerCalled:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """End at the next transaction boundary."""
+    """End at the next transaction boundary; `drain`: when its tail is done, too."""
+
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

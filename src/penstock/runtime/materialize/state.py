@@ -185,6 +185,8 @@ class Leader:
     held: Frontier | None = None
     """A frontier that waits to be loaded."""
     stopping: bool = False
+    draining: bool = False
+    """The tail of the last transaction is finished before the session stops."""
     close_requested: bool = False
     transactions: int = 0
     seq_no: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from penstock.runtime.materialize.task import Plan
 from penstock.runtime.patches import Patches
 from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.runtime.stats import Counts
+from penstock.runtime.waiting import INTERRUPT_S, Waits, heard, in_thread
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ the leader: should no two of them have the same key, then a task answers with so
 where it has them twice for a moment."""
 
 _LOCAL: Final = "file://"
+_AGAIN_S: Final = 0.2
 
 T = TypeVar("T")
 
@@ -133,8 +136,10 @@ class Jobs:
         *,
         epoch: int,
         between: str,
+        waits: Waits,
     ) -> None:
         self._built = built
+        self._waits = waits
         self._planner = planner
         self._start_spark = spark
         self._epoch = epoch
@@ -441,7 +446,8 @@ class Jobs:
         from penstock.runtime.prepared import Queries
         from penstock.shuffle.slice import Slice
 
-        spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
+        with self._waits.on(self._built.name, "Spark to start"):
+            spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
         await asyncio.to_thread(self._sweep, spark)
         if runs_here(spark) and self._left.startswith(_LOCAL):
             here = Path(self._left.removeprefix(_LOCAL)) / str(self._epoch)
@@ -457,7 +463,10 @@ class Jobs:
                     files.delete(found.getPath(), True)
 
     async def _in_spark(self, transaction: Transaction, work: Callable[[], T]) -> T:
-        """Run `work` in a thread, and count its jobs; if cancelled, end them before going on."""
+        """Run `work` in a thread, and count its jobs; if cancelled, end them before going on.
+
+        Tasks of a job may wait for a lock of the endpoint, too.
+        """
         context = self._spark.sparkContext
         group = f"{self._built.name}/{self._epoch}/{time.monotonic_ns()}"
 
@@ -467,12 +476,12 @@ class Jobs:
             return work()
 
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
+        connector = self._built.connector
         try:
-            return await asyncio.shield(running)
+            with self._waits.on(self._built.name, "Spark", connector.waits_for):
+                return await asyncio.shield(running)
         except asyncio.CancelledError:
-            context.cancelJobGroup(group)
-            with contextlib.suppress(Exception):
-                await running
+            await _cancelled(running, functools.partial(context.cancelJobGroup, group))
             raise
         finally:
             transaction.jobs += len(context.statusTracker().getJobIdsForGroup(group))
@@ -562,6 +571,19 @@ def _order(root: Column, *, one: bool) -> tuple[str, ...]:
     """The columns that order documents, of one producer or of several."""
     names = stamp_names(root)
     return (names.clock,) if one else (names.clock, names.producer)
+
+
+async def _cancelled(running: asyncio.Future[T], cancel: Callable[[], None]) -> None:
+    """End the jobs of a thread, until it has none; one that does not end is left behind."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + INTERRUPT_S
+    while not running.done() and loop.time() < until:
+        asked = in_thread(cancel)  # a job may be submitted after the jobs were first cancelled
+        both: list[asyncio.Future[Any]] = [running, asked]
+        await asyncio.wait(both, timeout=INTERRUPT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([running], timeout=_AGAIN_S)
+        asked.add_done_callback(heard)
+    running.add_done_callback(heard)
 
 
 def _refusals() -> tuple[type[Exception], ...]:

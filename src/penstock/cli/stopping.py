@@ -1,0 +1,133 @@
+"""How a command is stopped: by Ctrl-C, or by SIGTERM, which supervisors send.
+
+    first     the command ends: where it can, by finishing what is under way, otherwise at once
+    second    it ends at once
+    third     the process is gone
+
+What ends at once is cancelled, and cleans up. A thread that is blocked somewhere else (a driver
+that connects, a Spark that starts) cannot be cancelled, and Python would wait for it: so a process
+that was stopped ends by itself after `LAST_S`, whatever it is in. It may be killed at any time
+anyhow: what it has acknowledged is durable, and the next command goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
+from typing import Any, Final, NoReturn, TypeVar
+
+LAST_S: Final = 5.0
+"""How long a process may take to end after it was told to end at once."""
+
+T = TypeVar("T")
+
+
+class Stops:
+    """The stops of this process."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        """With what the process ends, if it was stopped."""
+        self._ours = False
+        self._asked = 0
+        self._finish: Callable[[], object] | None = None
+        self._cancel: Callable[[], object] | None = None
+        self._last: threading.Timer | None = None
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a command's work to its end; raises `KeyboardInterrupt` if a signal ended it."""
+
+        async def cancellable() -> T:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            if task is not None:
+                self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            return await main
+
+        with self._handled():
+            try:
+                result = asyncio.run(cancellable())
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+            finally:
+                self._cancel = None
+        if self._asked > 1:
+            raise KeyboardInterrupt
+        return result
+
+    @contextlib.contextmanager
+    def finishing(self, finish: Callable[[], None]) -> Iterator[None]:
+        """Within this, the first two signals call `finish`, which ends the work by itself."""
+        loop = asyncio.get_running_loop()
+        self._finish = lambda: loop.call_soon_threadsafe(finish)
+        try:
+            yield
+        finally:
+            self._finish = None
+
+    def ends_with(self, code: int) -> None:
+        """What was to be said is said: all that is left is to let go, and not for ever."""
+        if self._asked < 2:
+            self.code = code
+        self._bound()
+
+    def leave(self, code: int) -> NoReturn:
+        """End the process without waiting for threads that are blocked."""
+        self.code = code
+        self._bound()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        atexit._run_exitfuncs()  # noqa: SLF001 - os._exit has none
+        os._exit(code)
+
+    @contextlib.contextmanager
+    def _handled(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self._on_signal) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """Between two instructions of the main thread; the loop may be blocked."""
+        self._asked += 1
+        self.code = 128 + number
+        if self._finish is not None and self._asked <= 2:
+            if self._asked == 2:
+                self._bound()
+            self._finish()
+        elif self._asked == 1 and self._cancel is not None:
+            self._bound()
+            self._cancel()
+        else:
+            os._exit(self.code)
+
+    def _bound(self) -> None:
+        if self._last is None:
+            self._last = threading.Timer(LAST_S, self._exit)
+            self._last.daemon = True
+            self._last.start()
+
+    def _exit(self) -> None:
+        """Only of a process that is the command's own."""
+        if self._ours:
+            os._exit(1 if self.code is None else self.code)
+
+    def own_process(self) -> None:
+        """This process is the command, and may be ended."""
+        self._ours = True
+
+
+stops = Stops()

@@ -1,0 +1,118 @@
+"""What others may ask of a running task: above all, that it stops.
+
+**A stop is remembered** by the `Control`, and not by the session that happens to run: whatever ends
+that session, there is no other. The first stop lets a transaction that makes progress come to its
+end, for `GRACE_S` at most; where nothing is under way (a session begins, a failed one is to be
+repeated), or where the task waits for others, it ends the work at once. The second ends it at once
+wherever it is. Nothing is lost by that: a task goes on from what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.model.json_order import Json
+from penstock.runtime.materialize.messages import CloseRequested, Event, StopRequested
+from penstock.runtime.materialize.work import Progress
+from penstock.runtime.waiting import Waits
+
+_log = logging.getLogger("penstock.runtime")
+
+GRACE_S: Final = 10.0
+"""How long a transaction may take to come to its end after a first stop."""
+
+ENDING_S: Final = 5.0
+"""How long work that was cancelled may take to clean up before it is left behind."""
+
+_LOOK_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+class Stopped(PenstockError):
+    """The work was ended by a stop, before its own end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Control:
+    """What others may ask of a running task, and learn of it. Used on its event loop."""
+
+    until_revision: int | None = None
+    """Stop when everything that was committed up to it is stored."""
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_applied: Callable[[str], None] = lambda _: None
+    on_state: Callable[[Sequence[Json]], None] = lambda _: None
+    """Told of the state patches of each committed transaction."""
+    waits: Waits = field(default_factory=Waits)
+    nothing_to_finish: bool = True
+    """Whether a first stop may end the work at once."""
+    _asked: list[Event] = field(default_factory=list)
+    _wake: Callable[[], None] = lambda: None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _aborted: bool = False
+
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for, now or of an earlier session."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """End at the next transaction boundary, which does not wait for a minimum duration.
+
+        Asked for once more, end at once.
+        """
+        self._aborted = self.is_stopping()
+        self._stop.set()
+        self._wake()
+
+    def abort(self) -> None:
+        """End at once."""
+        self.stop()
+        self._aborted = True
+
+    def close_now(self) -> None:
+        """Close the open transaction, whatever its minima."""
+        self._asked.append(CloseRequested())
+        self._wake()
+
+    def take(self) -> list[Event]:
+        """What was asked for since it was last looked at; a stop whenever it is looked at."""
+        asked, self._asked = self._asked, []
+        return [*asked, StopRequested(), CloseRequested()] if self.is_stopping() else asked
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, unless or until a stop is asked for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def stoppable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`; raises `Stopped` if it does not come to its end after a stop."""
+        running = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await self._let_finish(running)
+        finally:
+            stopped.cancel()
+            if not running.done():
+                running.cancel()
+                await asyncio.wait([running], timeout=ENDING_S)
+        if running.done() and not running.cancelled():
+            return running.result()
+        if not running.done():
+            _log.warning("what was stopped does not end, and is left behind")
+        raise Stopped("stopped before its end", fix="run it again: it goes on from where it was")
+
+    async def _let_finish(self, running: asyncio.Future[T]) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + GRACE_S
+        while not running.done():
+            if self._aborted or self.nothing_to_finish or self.waits.told or loop.time() > until:
+                return
+            await asyncio.wait([running], timeout=_LOOK_S)

@@ -1,0 +1,133 @@
+"""What a task waits for, and calls that block but can be ended.
+
+A task that does nothing because somebody else has a lock looks like one that hangs. So every wait
+is registered here, with what it is for; after `TOLD_S` seconds the log says so, and says it again
+later and later. A wait that was told is also what a stop does not wait for (`runtime.control`).
+
+Calls of a connector block. They run in threads that do not keep the process alive, and if the
+caller is cancelled the connector is told to interrupt them: afterwards the thread has ended, or is
+left behind after a moment. Nothing depends on how such a call ended: a session that is over is
+followed by one that finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+_log = logging.getLogger("penstock.runtime")
+
+TOLD_S: Final = 2.0
+"""How long a wait may last before the log says what it is for."""
+
+INTERRUPT_S: Final = 3.0
+"""How long a call may take to end after it was interrupted, before it is left behind."""
+
+_AGAIN_S: Final = 0.2
+
+T = TypeVar("T")
+
+Look = Callable[[], str | None]
+"""Finds out what is waited for, if anything is; blocks, and may be called in any thread."""
+
+
+class Waits:
+    """What a task waits for now. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._told: set[object] = set()
+
+    @property
+    def told(self) -> bool:
+        """Whether the task waits for something that others have to do, and has said so."""
+        return bool(self._told)
+
+    @contextlib.contextmanager
+    def on(self, task: str, what: str, look: Look | None = None) -> Iterator[None]:
+        """Within this, the task waits for `what`; or works, unless `look` finds what it waits for.
+
+        An error of `look` tells nothing.
+        """
+        saying = asyncio.get_running_loop().create_task(self._say(task, what, look))
+        try:
+            yield
+        finally:
+            saying.cancel()
+
+    async def _say(self, task: str, what: str, look: Look | None) -> None:
+        wait, waited_s, next_s = object(), 0.0, TOLD_S
+        try:
+            while True:
+                await asyncio.sleep(next_s - waited_s)
+                waited_s = next_s
+                found: str | None = what
+                if look is not None:
+                    found = None
+                    with contextlib.suppress(Exception):
+                        found = await in_thread(look)
+                if found is None:
+                    self._told.discard(wait)
+                    next_s = waited_s + TOLD_S
+                    continue
+                self._told.add(wait)
+                _log.warning("%s waits for %s, for %.0f s now", task, found, waited_s)
+                next_s = waited_s * 2
+        finally:
+            self._told.discard(wait)
+
+
+def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `call` in a thread of its own, which does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(act: Callable[[], None]) -> None:
+        if not answer.done():
+            act()
+
+    def run() -> None:
+        try:
+            result = context.run(call)
+        except BaseException as error:
+            act = functools.partial(answer.set_exception, error)
+        else:
+            act = functools.partial(answer.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, act)
+
+    threading.Thread(target=run, name="penstock-call", daemon=True).start()
+    return answer
+
+
+async def interruptible(call: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """Run a blocking `call`; if cancelled, interrupt it until it has ended, for a moment at most.
+
+    `interrupt` may block as well. It is repeated: it may come between two statements.
+    """
+    running = in_thread(call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + INTERRUPT_S
+        while not running.done() and loop.time() < until:
+            ending = in_thread(interrupt)
+            both: list[asyncio.Future[Any]] = [running, ending]
+            await asyncio.wait(both, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([running], timeout=_AGAIN_S)
+            ending.add_done_callback(heard)
+        running.add_done_callback(heard)
+        raise
+
+
+def heard(ended: asyncio.Future[T]) -> None:
+    """Callback: nobody asks for what became of it."""
+    if not ended.cancelled():
+        ended.exception()

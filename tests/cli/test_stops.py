@@ -1,0 +1,260 @@
+"""Commands that are stopped, wherever they wait: real processes, real locks, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from penstock.testing.postgres import PostgresServer
+
+pytestmark = pytest.mark.timeout(300)
+
+SOON_S = 20.0
+"""Generous: a stop takes a few seconds, on a machine that does much else at once."""
+
+COLLECTIONS = {
+    "acme/events": {
+        "key": ["/account"],
+        "schema": {
+            "type": "object",
+            "required": ["account"],
+            "properties": {"account": {"type": "integer"}},
+        },
+    }
+}
+
+
+def catalog(directory: Path, image: str, config: dict[str, Any]) -> None:
+    endpoint = {"connector": {"image": f"penstock/materialize-{image}", "config": config}}
+    binding = {"source": "acme/events", "resource": {"table": "events"}}
+    tasks = {"acme/views": {"endpoint": endpoint, "bindings": [binding]}}
+    text = json.dumps({"collections": COLLECTIONS, "materializations": tasks})
+    (directory / "catalog.yaml").write_text(text)
+
+
+class Command:
+    """A command that runs, and what it has said on stderr."""
+
+    def __init__(self, directory: Path, *arguments: str, stdin: int = subprocess.DEVNULL) -> None:
+        self._log = directory / f"stderr-{time.monotonic_ns()}"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock", *arguments],
+                cwd=directory,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env={**os.environ, "PENSTOCK_LOG_LEVEL": "info"},
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def until_it_says(self, text: str) -> None:
+        deadline = time.monotonic() + 120
+        while text not in self.said:
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+
+    def ended_within(self, seconds: float) -> int:
+        try:
+            return self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {seconds} s: {self.said}") from None
+        finally:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def stopped(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.ended_within(SOON_S)
+
+
+def done(directory: Path, *arguments: str, stdin: bytes = b"") -> None:
+    subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments], cwd=directory, input=stdin, check=True
+    )
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Another process writes to a SQLite file, for long."""
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+Held = Callable[[Path, str], contextlib.AbstractContextManager[str]]
+
+
+@contextlib.contextmanager
+def sqlite_endpoint(directory: Path, _: str) -> Iterator[str]:
+    catalog(directory, "sqlite", {"path": "views.db", "busyTimeout": 600})
+    done(directory, "apply", "catalog.yaml")
+    with locked(directory / "views.db"):
+        yield "acme/views waits for another process that writes to"
+
+
+@contextlib.contextmanager
+def postgres_endpoint(directory: Path, url: str) -> Iterator[str]:
+    """As if another leader were paused inside of a commit, with a server that lets it."""
+    given = conninfo_to_dict(url)
+    catalog(
+        directory,
+        "postgres",
+        {
+            "address": f"{given['host']}:{given['port']}",
+            "database": given["dbname"],
+            "user": given["user"],
+            "password": given["password"],
+        },
+    )
+    done(directory, "apply", "catalog.yaml")
+    with psycopg.connect(url) as other:
+        other.execute(
+            "CREATE TABLE penstock_checkpoints (task text PRIMARY KEY, fence bigint NOT NULL, "
+            "checkpoint bytea, updated_at timestamptz)"
+        )
+        other.commit()
+        other.execute("LOCK TABLE penstock_checkpoints")
+        pid = other.info.backend_pid
+        yield f"acme/views waits for a lock on table penstock_checkpoints held by pid {pid}"
+        other.rollback()
+
+
+@contextlib.contextmanager
+def nobody_listens(directory: Path, _: str) -> Iterator[str]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        address = {"address": f"127.0.0.1:{port}", "database": "d", "user": "u"}
+        catalog(directory, "postgres", address)
+        done(directory, "apply", "catalog.yaml")
+        yield "trying again"
+
+
+@contextlib.contextmanager
+def sqlite_consensus(directory: Path, _: str) -> Iterator[str]:
+    catalog(directory, "sqlite", {"path": "views.db"})
+    done(directory, "apply", "catalog.yaml")
+    with locked(directory / ".penstock" / "consensus.db"):
+        yield "waits for the consensus store"
+
+
+@contextlib.contextmanager
+def silent_committer(directory: Path, _: str) -> Iterator[str]:
+    catalog(directory, "sqlite", {"path": "views.db"})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (directory / "penstock.toml").write_text(f'consensus = "grpc://127.0.0.1:{port}"\n')
+        yield "waits for the consensus store"
+
+
+@contextlib.contextmanager
+def postgres_consensus(directory: Path, url: str) -> Iterator[str]:
+    catalog(directory, "sqlite", {"path": "views.db"})
+    (directory / "penstock.toml").write_text(f'consensus = "{url}"\n')
+    done(directory, "apply", "catalog.yaml")
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE penstock.consensus_meta")
+        yield "waits for the consensus store"
+        other.rollback()
+
+
+STATES = [
+    pytest.param(sqlite_endpoint, id="SQLite endpoint is busy"),
+    pytest.param(postgres_endpoint, id="PostgreSQL endpoint is locked"),
+    pytest.param(nobody_listens, id="backoff"),
+    pytest.param(sqlite_consensus, id="SQLite consensus is busy"),
+    pytest.param(silent_committer, id="committer does not answer"),
+    pytest.param(postgres_consensus, id="PostgreSQL consensus is locked"),
+]
+
+
+@pytest.mark.parametrize("held", STATES)
+def test_a_run_says_what_it_waits_for_and_ends_soon_after_a_stop(
+    tmp_path: Path, held: Held, postgres: PostgresServer
+) -> None:
+    with held(tmp_path, postgres.create_database()) as what:
+        interrupted = Command(tmp_path, "run")
+        timed = Command(tmp_path, "run", "--timeout", "1s")
+        interrupted.until_it_says(what)
+        interrupted.stopped()
+        timed.ended_within(SOON_S)
+        for command in (interrupted, timed):
+            assert "Traceback" not in command.said
+            assert "replayed" not in command.said
+
+
+def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
+    with sqlite_endpoint(tmp_path, "") as what:
+        command = Command(tmp_path, "run")
+        command.until_it_says(what)
+        command.process.send_signal(signal.SIGINT)
+        command.process.send_signal(signal.SIGTERM)
+        command.ended_within(SOON_S)
+        assert "Traceback" not in command.said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("append", "acme/events"), id="append waits for documents"),
+        pytest.param(("read", "--follow", "acme/events"), id="read --follow"),
+        pytest.param(("shuffle", "--follow", "--name", "acme/events"), id="shuffle --follow"),
+        pytest.param(("shuffle", "--listen", "127.0.0.1:0"), id="shuffle --listen"),
+        pytest.param(("persistd", "--listen", "127.0.0.1:0", "--admin-port", "0"), id="persistd"),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_without_an_end_ends_when_it_is_stopped(
+    tmp_path: Path, arguments: tuple[str, ...], number: int
+) -> None:
+    catalog(tmp_path, "sqlite", {"path": "views.db"})
+    done(tmp_path, "apply", "catalog.yaml")
+    if arguments[0] == "persistd":
+        arguments = (*arguments, "--consensus", "sqlite:///other.db")
+    command = Command(tmp_path, *arguments, stdin=subprocess.PIPE)
+    time.sleep(4)  # it does whatever it does; a stop may come at any moment
+    assert command.process.poll() is None, command.said
+    command.stopped(number)
+    assert "Traceback" not in command.said
+    assert "Fatal" not in command.said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("append", "acme/events"), id="append"),
+        pytest.param(("gc",), id="gc"),
+        pytest.param(("compact", "acme/events"), id="compact"),
+        pytest.param(("journals",), id="journals"),
+    ],
+)
+def test_a_command_that_waits_for_a_locked_store_ends_when_it_is_stopped(
+    tmp_path: Path, arguments: tuple[str, ...], postgres_url: str
+) -> None:
+    with postgres_consensus(tmp_path, postgres_url) as what:
+        command = Command(tmp_path, *arguments)
+        command.until_it_says(what)
+        assert command.stopped() == 128 + signal.SIGINT
+        assert "Traceback" not in command.said
