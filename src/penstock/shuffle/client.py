@@ -211,7 +211,7 @@ def _lost(error: aio.AioRpcError, where: str, *, opened: bool) -> PenstockError:
     """What a status means to whoever had a session, or wanted one."""
     details = mask(error.details() or error.code().name)
     match error.code():
-        case grpc.StatusCode.UNAUTHENTICATED:
+        case grpc.StatusCode.UNAUTHENTICATED if not opened:
             return UserError(
                 "the shuffle service refused the connection",
                 where=where,

@@ -21,14 +21,9 @@ from itertools import count
 from typing import Any, Final
 
 from penstock.consensus.committer.address import is_loopback, join, parse_listen
-from penstock.consensus.committer.auth import (
-    ANYBODY,
-    Access,
-    Principal,
-    TokenFile,
-    authorization_of,
-)
+from penstock.consensus.committer.auth import Access, Principal, TokenFile
 from penstock.consensus.committer.channel import bind
+from penstock.consensus.committer.gate import Gate, Revoked
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
 from penstock.consensus.store import Determinate
@@ -86,6 +81,7 @@ class ShuffleService:
         linger_s: float = LINGER_S,
     ) -> None:
         self.tokens = tokens
+        self._gate = Gate(tokens)
         self._planner = planner
         self._resolve = resolve
         self._now = now
@@ -117,13 +113,10 @@ class ShuffleService:
 
     async def _serve(self, _: object, context: Context) -> None:
         """One stream; gRPC cancels it when the client vanishes."""
-        who = ANYBODY
-        if self.tokens is not None:
-            try:
-                authorization = authorization_of(context.invocation_metadata() or ())
-                who = self.tokens.authenticate(authorization)
-            except Determinate as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        try:
+            who = await self._gate.admit(context)
+        except Determinate as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         if self.sessions >= self._sessions_max:
             what = f"{self.sessions} sessions are open, and more are not served"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
@@ -132,7 +125,10 @@ class ShuffleService:
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
-            await task
+            async with self._gate.visit(who):
+                await task
+        except Revoked as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         except PenstockError as error:
             await self._tell_failure(stream, error)
         except Exception as error:

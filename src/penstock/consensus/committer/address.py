@@ -103,6 +103,14 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
 
 
+def is_surely_local(host: str) -> bool:
+    """Whether `host` is this machine for everybody who asks, and whenever: no name server is."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def check_routable(url: str, *, remote: bool) -> str:
     """`url`, to be handed to another process; `remote`: one that runs on another host.
 

@@ -269,6 +269,8 @@ class Persistd:
             if self._committer is not None:
                 self._committer.update_gauges()
             log.info("stats", extra=fields(**line.fields()))
+            if self._committer is not None:
+                self._committer.writes.report()
             if self._options.exposed and not is_loopback(self._options.host):
                 log.warning("listening without TLS and tokens, as told")
 
