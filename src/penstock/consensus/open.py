@@ -3,6 +3,7 @@
     sqlite:///penstock.db            a file, relative; four slashes for an absolute path
     postgresql://user:pw@host/db     a database, with libpq's options
     grpc://host:6882                 a committer elsewhere (`penstock persistd`)
+    grpc+unix:///run/p/p.sock        one on this host, behind a Unix socket
     memory:                          nothing durable, for tests
 
 The first two and the last embed a committer in this process; its own traffic does not use a socket.
@@ -56,7 +57,7 @@ _EXAMPLES = {
     Scheme.POSTGRESQL: "postgresql://user:password@host:5432/database",
     Scheme.GRPC: "grpc://host:6882",
 }
-_ALIASES = {"postgres": Scheme.POSTGRESQL}  # libpq reads it too
+_ALIASES = {"postgres": Scheme.POSTGRESQL, "grpc+unix": Scheme.GRPC}  # libpq reads the first too
 
 
 def scheme_of(url: str) -> Scheme:

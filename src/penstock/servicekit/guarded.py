@@ -39,12 +39,16 @@ def check_guarded(path: Path) -> None:
         )
 
 
-def check_directories(path: Path) -> None:
-    """Refuse a path that others may lead elsewhere; what is at its end is not looked at."""
-    _walk(path.parent / ".")
+def check_directories(path: Path, *, trusted: frozenset[int] = frozenset()) -> None:
+    """Refuse a path that others may lead elsewhere; what is at its end is not looked at.
+
+    `trusted`: users beside root and that of this process.
+    """
+    found = _walk(path.parent, trusted)
+    _check_directory(path.parent, found, trusted)
 
 
-def _walk(path: Path) -> os.stat_result:
+def _walk(path: Path, trusted: frozenset[int] = frozenset()) -> os.stat_result:
     """What is at the end of `path`, after every directory and link on the way was checked."""
     first, *rest = path.absolute().parts
     at = Path(first)
@@ -52,14 +56,14 @@ def _walk(path: Path) -> os.stat_result:
     pending = rest[::-1]
     links = 0
     while pending:
-        _check_directory(at, found)
+        _check_directory(at, found, trusted)
         part = pending.pop()
         here = at.parent if part == ".." else at / part
         found = here.lstat()
         if not stat.S_ISLNK(found.st_mode):
             at = here
             continue
-        _check_owner(here, found)
+        _check_owner(here, found, trusted)
         links += 1
         if links > _LINKS_MAX:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -72,10 +76,10 @@ def _walk(path: Path) -> os.stat_result:
     return found
 
 
-def _check_directory(path: Path, found: os.stat_result) -> None:
+def _check_directory(path: Path, found: os.stat_result, trusted: frozenset[int]) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    _check_owner(path, found)
+    _check_owner(path, found, trusted)
     if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
         raise UsageError(
             f"refusing to use what is in {path}: others may replace it",
@@ -84,9 +88,9 @@ def _check_directory(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _check_owner(path: Path, found: os.stat_result) -> None:
+def _check_owner(path: Path, found: os.stat_result, trusted: frozenset[int] = frozenset()) -> None:
     me = os.geteuid()
-    if found.st_uid not in (0, me):
+    if found.st_uid not in (0, me, *trusted):
         raise UsageError(
             f"refusing to use {path}: it belongs to another user",
             why=f"its owner is user {found.st_uid}, and this process runs as user {me}",

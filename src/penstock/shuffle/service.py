@@ -20,9 +20,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from itertools import count
 from typing import Any, Final
 
-from penstock.consensus.committer.address import is_loopback, join, parse_listen
+from penstock.consensus.committer.address import is_loopback, join, parse_listen, socket_of
 from penstock.consensus.committer.auth import Access, Principal, TokenFile
-from penstock.consensus.committer.channel import bind
+from penstock.consensus.committer.channel import bound
 from penstock.consensus.committer.gate import Gate, Revoked
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
@@ -317,6 +317,10 @@ def _check_access(who: Principal, collection: str) -> None:
 
 def check_exposure(listen: str, *, tls: bool, tokens: bool) -> None:
     """Refuse an address that other hosts reach, unless both TLS and tokens protect it."""
+    if socket_of(listen) is not None:
+        if tls:
+            raise UsageError("TLS has no use on a Unix socket", fix="leave out --tls-cert")
+        return
     host, _ = parse_listen(listen)
     if not (tls and tokens) and not is_loopback(host):
         raise UsageError(
@@ -340,12 +344,13 @@ async def serving(
     check_exposure(listen, tls=credentials is not None, tokens=service.tokens is not None)
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers([service.handler()])
-    port = bind(server, listen, credentials)
-    await server.start()
-    address = f"grpc://{join(parse_listen(listen)[0], port)}"
-    log.info("shuffle service listening", extra=fields(address=address))
-    try:
-        yield address
-    finally:
-        await service.close()
-        await server.stop(_STOP_S)
+    with bound(server, listen, credentials, tokens=service.tokens) as (host, port):
+        await server.start()
+        at = host.removeprefix("unix:")
+        address = f"grpc://{join(host, port)}" if at == host else f"grpc+unix://{at}"
+        log.info("shuffle service listening", extra=fields(address=address))
+        try:
+            yield address
+        finally:
+            await service.close()
+            await server.stop(_STOP_S)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.consensus.committer.address import CommitterAddress, is_surely_local
+from penstock.consensus.committer.address import (
+    CommitterAddress,
+    is_surely_local,
+    parse_listen,
+    socket_of,
+)
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.consensus.committer.sockets import placed
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.servicekit.guarded import read_guarded
 from penstock.servicekit.logs import fields
@@ -56,7 +63,8 @@ def check_clear(address: CommitterAddress) -> None:
     Without TLS it goes to this host alone, and only to an address that is known to be one: what a
     name stands for may differ from one question to the next.
     """
-    if address.token_file is None or address.tls or is_surely_local(address.host):
+    local = address.socket is not None or is_surely_local(address.host)
+    if address.token_file is None or address.tls or local:
         return
     raise UsageError(
         f"refusing to send a token to {address.target} without TLS",
@@ -94,8 +102,27 @@ def open_tokens(path: Path | None) -> TokenFile | None:
         raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
 
 
-def bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
-    """Let `server` listen, with TLS if there are credentials; the port, chosen if it was 0."""
+@contextlib.contextmanager
+def bound(
+    server: aio.Server,
+    listen: str,
+    credentials: grpc.ServerCredentials | None,
+    *,
+    tokens: TokenFile | None,
+) -> Iterator[tuple[str, int]]:
+    """Let `server` listen, with TLS if there are credentials: where, with the port if it was 0.
+
+    A Unix socket is a host with the port 0; its file is there as long as the block runs.
+    """
+    if (socket := socket_of(listen)) is None:
+        yield parse_listen(listen)[0], _bind(server, listen, credentials)
+        return
+    at = f"unix:{socket}"
+    with placed(socket, lambda: _bind(server, at, None), tokens=tokens is not None):
+        yield at, 0
+
+
+def _bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
     try:
         if credentials is None:
             return server.add_insecure_port(listen)
