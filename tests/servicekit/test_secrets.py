@@ -114,6 +114,11 @@ def test_no_password_survives_masking(noise: str) -> None:
             """{'user': 'u', 'password': '<redacted>', "token": "<redacted>"}""",
             id="members",
         ),
+        pytest.param(
+            r"""{"config": "{\"password\": \"hunter 2\", \"user\": \"u\"}"}""",
+            r"""{"config": "{\"password\": \"<redacted>\", \"user\": \"u\"}"}""",
+            id="members of a string",
+        ),
         pytest.param("password: hunter2, user: u", "password: <redacted>, user: u", id="YAML"),
         pytest.param(
             '{password: "${env:PGPASSWORD}"}', '{password: "${env:PGPASSWORD}"}', id="a reference"

@@ -221,6 +221,13 @@ _FINAL = frozenset(
 )
 
 
+_FIXES = {
+    ErrorKind.UNAUTHENTICATED: "name a file with a valid token in the URL of the committer: "
+    "?token_file=FILE",
+    ErrorKind.PERMISSION_DENIED: "use a token whose role and prefix cover it",
+}
+
+
 class ConsensusError(PenstockError):
     """An operation without an answer; always one of `Determinate` and `Indeterminate`.
 
@@ -228,7 +235,7 @@ class ConsensusError(PenstockError):
     """
 
     def __init__(self, kind: ErrorKind, message: str, *, retry_after_ms: int | None = None) -> None:
-        super().__init__(f"{kind.value}: {message}")
+        super().__init__(f"{kind.value}: {message}", fix=_FIXES.get(kind))
         self.kind = kind
         self.message = message
         self.retry_after_ms = retry_after_ms

@@ -29,7 +29,8 @@ _NO_SECRETS: Final = ("penstock", "postgres", "password", "redacted", REDACTED)
 
 _NAME = r"(?:pass|pwd|token|secret|key|credential)"
 _SURE_NAME = r"(?:passw|pwd|secret|token|credential|(?:api|access|private)[_-]?key)"
-_QUOTED = r"'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?"
+_ESCAPED = r"\\'.*?\\'|\\\".*?\\\""  # in a string of a string
+_QUOTED = rf"{_ESCAPED}|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?"
 _PARAMETER = re.compile(r"(?P<name>[^?&=;]*)=[^&]*")
 _WORD = re.compile(r"\S+")
 _SETTING = re.compile(
@@ -37,7 +38,7 @@ _SETTING = re.compile(
 )
 _SPACED = re.compile(rf"(?i)(\bpassword\s*=\s*)(?:{_QUOTED}|[^\s&]+)")
 _MEMBER = re.compile(
-    rf"(?i)([\"'][\w.-]*{_SURE_NAME}[\w.-]*[\"']\s*:\s*|\bpassw(?:or)?d:\s*)"
+    rf"(?i)([\"'][\w.-]*{_SURE_NAME}[\w.-]*\\?[\"']\s*:\s*|\bpassw(?:or)?d:\s*)"
     rf"(?![\"']?\$\{{)(?:{_QUOTED}|[^\s,}}\]]+)"
 )
 _HEADER = re.compile(r"(?i)\b(bearer|authorization: *\w+|basic(?= +[\w+/]{8,}=*(?:\s|$)))\s+\S+")
@@ -174,5 +175,5 @@ def _parameter(found: re.Match[str]) -> str:
 def _member(found: re.Match[str]) -> str:
     """Text stays text, so that what was JSON still is."""
     value = found[0][len(found[1]) :]
-    mark = value[0] if value[0] in "\"'" else ""
+    mark = value[: 2 if value[0] == "\\" else value[0] in "\"'"]
     return f"{found[1]}{mark}{REDACTED}{mark}"
