@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from penstock.errors import UserError
+from penstock.servicekit.secrets import conceal_url
 
 TOML_NAME = "penstock.toml"
 LOG_LEVELS = ("error", "warning", "info", "debug")
@@ -63,6 +64,8 @@ class Settings:
             elif name in written:
                 chosen[name] = _READERS[name](written[name], f"{file}: {name}")
         settings = cls(**chosen)
+        for url in (settings.consensus, settings.blob):
+            conceal_url(url)
         return dataclasses.replace(
             settings,
             consensus=settings.consensus or sqlite_url(settings.data / "consensus.db"),

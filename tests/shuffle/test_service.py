@@ -449,6 +449,34 @@ async def test_a_token_opens_the_collections_it_is_for(here: World, tmp_path: Pa
             await RemoteSession.open(f"{address}?token_file={secret}", "acme/both")
 
 
+async def test_a_revoked_token_ends_its_session(here: World, tmp_path: Path) -> None:
+    known, secret = tokens(tmp_path, "*")
+    async with served(here, tokens=known) as (service, address):
+        session = await RemoteSession.open(f"{address}?token_file={secret}", "acme/both")
+        waiting = asyncio.create_task(session.next_checkpoint())
+        await asyncio.sleep(0)
+        (tmp_path / "tokens").write_text(f"bob reader * {'0' * 64}\n")
+        with pytest.raises(Unavailable, match="connection to the shuffle service is lost") as lost:
+            async with asyncio.timeout(20):
+                await waiting
+        assert "not in force any more" in (lost.value.why or "")
+        await none_open(service)
+        await session.close()
+        with pytest.raises(UserError, match="refused the connection"):
+            await RemoteSession.open(f"{address}?token_file={secret}", "acme/both")
+
+
+async def test_sessions_are_served_on_a_unix_socket(here: World, tmp_path: Path) -> None:
+    await write(here, 1, 2)
+    service = ShuffleService(planner(here), resolve, now=lambda: NOW)
+    async with serving(service, listen=f"unix:{tmp_path}/run/s.sock") as address:
+        assert address == f"grpc+unix://{tmp_path}/run/s.sock"
+        reader = Coordinator(here)
+        async with remote(address) as reading:
+            await reader.everything(reading)
+        assert ids(reader.taken, 0) == [1, 2]
+
+
 async def test_other_hosts_are_served_with_tls_and_tokens_only(here: World, tmp_path: Path) -> None:
     known, _ = tokens(tmp_path, "*")
     for options in ({}, {"tokens": known}):

@@ -11,11 +11,13 @@ asked of a `Check`, which the caller gives: the answer needs more than the catal
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +26,7 @@ from penstock.consensus.statelog import StateLog
 from penstock.consensus.statelog import load as load_log
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug, UserError
+from penstock.journal.schemas import Schemas
 from penstock.model.json_order import canonical_json
 from penstock.model.spec import (
     CaptureSpec,
@@ -38,6 +41,8 @@ from penstock.model.spec import (
 )
 
 CATALOG_KEY: Final = "catalog/main"
+
+_REGISTERED_AT_ONCE: Final = 64
 
 Spec = CollectionSpec | CaptureSpec | MaterializationSpec | CatalogTest | StorageMapping
 
@@ -150,16 +155,22 @@ async def apply(
 
     All of `check`'s objections are in one error. If another apply comes between the checks and the
     commit, they are made again for the state that it left.
+
+    The schemas that collections are written under are registered first. So whoever appends finds
+    them, and needs no right to write anything but journals.
     """
+    schemas = Schemas(store)
     log = await StateLog.open(store, CATALOG_KEY, DesiredMachine())
     while True:
         state = log.state
         changes = plan(state, catalog)
         await _check(changes, check)
-        if not changes and state.version:
-            return Applied(version=state.version, changes=())
+        unchanged = not changes and state.version
         if dry_run:
-            return Applied(version=state.version + 1, changes=changes)
+            return Applied(version=state.version + (not unchanged), changes=changes)
+        await _register(schemas, catalog)
+        if unchanged:
+            return Applied(version=state.version, changes=())
         edit = _edit(state, changes)
         try:
             committed = await log.append(partial(_unless_moved, edit))
@@ -168,6 +179,16 @@ async def apply(
         if committed is None:
             raise Bug("an edit of the catalog was not written", where=CATALOG_KEY)
         return Applied(version=committed.state.version, changes=changes)
+
+
+async def _register(schemas: Schemas, catalog: Catalog) -> None:
+    """All of them, also of collections that are as they were: older releases left it to writers."""
+    specs = iter(catalog.collections)
+    while batch := list(islice(specs, _REGISTERED_AT_ONCE)):
+        puts = (schemas.put(spec.write_schema) for spec in batch)
+        for outcome in await asyncio.gather(*puts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
 
 async def _check(changes: tuple[Change, ...], check: Check | None) -> None:

@@ -16,6 +16,7 @@ import typer
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.tables import Column, print_table
 from penstock.errors import PenstockError, Unavailable, UsageError
+from penstock.servicekit.secrets import mask
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ def _failing_alone(name: str, failed: dict[str, Exception], *, debug: bool) -> I
         yield
     except Exception as error:
         failed[name] = error
-        stderr.print(f"penstock: benchmark {name} failed: {_text(error)}", markup=False)
+        stderr.print(mask(f"penstock: benchmark {name} failed: {_text(error)}"), markup=False)
         if debug:
-            traceback.print_exception(error)
+            sys.stderr.write(mask("".join(traceback.format_exception(error))))
 
 
 def _text(error: Exception) -> str:

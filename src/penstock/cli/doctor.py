@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.errors import PenstockError, Unavailable
+from penstock.servicekit.secrets import mask
 from penstock.settings import Settings
 
 _DISK_FREE_BYTES_MIN = 1 << 30
@@ -62,10 +63,10 @@ def doctor(settings: Settings) -> None:
 
 def _examine(name: str, check: Callable[[Settings], str], settings: Settings) -> Finding:
     try:
-        return Finding(name=name, ok=True, detail=check(settings))
+        return Finding(name=name, ok=True, detail=mask(check(settings)))
     except PenstockError as e:
         detail = f"{e.what}: {e.why}" if e.why else e.what
-        return Finding(name=name, ok=False, detail=detail, fix=e.fix)
+        return Finding(name=name, ok=False, detail=mask(detail), fix=mask(e.fix or "") or None)
     except OSError as e:
         return Finding(name=name, ok=False, detail=str(e), fix="correct its permissions or path")
 

@@ -24,6 +24,7 @@ from penstock import failpoints
 from penstock.cli.stopping import stops
 from penstock.errors import PenstockError
 from penstock.servicekit import logs
+from penstock.servicekit.secrets import mask
 from penstock.settings import LOG_LEVELS, Settings
 
 INTERRUPTED = 130
@@ -156,9 +157,10 @@ def _reporting(*, debug: bool) -> Iterator[None]:
 
 
 def _report(text: str, *, debug: bool) -> None:
-    stderr.print(f"penstock: {text}", markup=False)
+    """Everything that is said of an error, the whole chain of it included, is masked."""
+    stderr.print(mask(f"penstock: {text}"), markup=False)
     if debug:
-        traceback.print_exc()
+        sys.stderr.write(mask(traceback.format_exc()))
 
 
 def print_json(value: object) -> None:

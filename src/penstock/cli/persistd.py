@@ -41,7 +41,10 @@ def _quantity(text: str, option: str, units: dict[str, float], example: str) -> 
 def persistd(
     settings: Settings,
     listen: Annotated[
-        str, typer.Option("--listen", help="HOST:PORT for clients; port 0 takes a free one.")
+        str,
+        typer.Option(
+            "--listen", help="HOST:PORT for clients, port 0 takes a free one; or unix:/PATH."
+        ),
     ] = "127.0.0.1:6882",
     admin_port: Annotated[
         int,

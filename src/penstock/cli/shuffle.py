@@ -97,7 +97,8 @@ def shuffle(
         typer.Option(
             "--listen",
             metavar="HOST:PORT",
-            help="Serve sessions to other processes, until SIGTERM; port 0 takes a free one.",
+            help="Serve sessions to other processes, until SIGTERM; port 0 takes a free one. "
+            "Or unix:/PATH.",
         ),
     ] = None,
     service: Annotated[
@@ -105,7 +106,8 @@ def shuffle(
         typer.Option(
             "--from",
             metavar="URL",
-            help="Follow a service at grpc://HOST:PORT, instead of reading here: Ctrl-C.",
+            help="Follow a service at grpc://HOST:PORT, or grpc+unix:///PATH, instead of reading "
+            "here: Ctrl-C.",
         ),
     ] = None,
     token_file: Annotated[

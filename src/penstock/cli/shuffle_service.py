@@ -47,7 +47,8 @@ def service_address(
     url: str, *, token_file: Path | None = None, tls_ca: Path | None = None
 ) -> CommitterAddress:
     """The service that --from names, with what was given beside its URL."""
-    from penstock.consensus.committer.address import CommitterAddress, is_loopback
+    from penstock.consensus.committer.address import CommitterAddress
+    from penstock.consensus.committer.channel import check_clear
 
     address = CommitterAddress.parse(url)
     for option, given, named in (
@@ -62,12 +63,7 @@ def service_address(
         ca=tls_ca or address.ca,
         tls=address.tls or tls_ca is not None,
     )
-    if address.token_file is not None and not address.tls and not is_loopback(address.host):
-        raise UsageError(
-            f"refusing to send a token to {address.target} without TLS",
-            why="whoever is on the way could read it, and use it",
-            fix="add --tls-ca, or ?tls=on to the URL if a public authority signed its certificate",
-        )
+    check_clear(address)
     return address
 
 

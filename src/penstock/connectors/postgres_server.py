@@ -23,6 +23,7 @@ from penstock.model.json_order import Json
 from penstock.model.spec import Frozen
 from penstock.runtime.connector import ConnectorError
 from penstock.runtime.secrets import resolve
+from penstock.servicekit.secrets import conceal, mask
 
 SERIALIZATION: Final = frozenset({"40001", "40P01"})
 """Another transaction was in the way, and this one is undone: it can be run again at once."""
@@ -132,6 +133,8 @@ class Server:
             raise UserError("an object is expected", where=self._at, fix=_EXAMPLE)
         host, port = self._place(sql.text(config, "address", where=self._at))
         password = config.get("password")
+        if isinstance(password, str):
+            conceal(password, beside=(config.get("user"), config.get("database"), host))
         try:
             return psycopg.connect(
                 host=host,
@@ -165,9 +168,8 @@ class Server:
 
     def _unreachable(self, error: psycopg.Error, password: Json) -> ConnectorError:
         """Why there is no connection: the server does not say it by a code, only in words."""
-        why = " ".join(str(error).split())
-        if isinstance(password, str) and password:
-            why = why.replace(password, "***")
+        known = password if isinstance(password, str) else None
+        why = mask(" ".join(str(error).split()), known)
         _, what, fix, transient = next(
             (refusal for refusal in _REFUSALS if re.search(refusal[0], why)), _UNREACHABLE
         )
@@ -249,7 +251,7 @@ def explain(error: psycopg.Error, *, where: str, user: str) -> ConnectorError:
         return ConnectorError(
             "the connection to PostgreSQL is lost",
             where=where,
-            why=" ".join(str(error).split()),
+            why=mask(" ".join(str(error).split())),
             fix="nothing, if the server comes back",
             transient=True,
         )

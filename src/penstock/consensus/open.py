@@ -3,6 +3,7 @@
     sqlite:///penstock.db            a file, relative; four slashes for an absolute path
     postgresql://user:pw@host/db     a database, with libpq's options
     grpc://host:6882                 a committer elsewhere (`penstock persistd`)
+    grpc+unix:///run/p/p.sock        one on this host, behind a Unix socket
     memory:                          nothing durable, for tests
 
 The first two and the last embed a committer in this process; its own traffic does not use a socket.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from penstock.consensus.backend import Backend, PoolOptions
 from penstock.consensus.store import Consensus, ConsensusError
 from penstock.errors import Unavailable, UsageError
-from penstock.servicekit.secrets import mask_url
+from penstock.servicekit.secrets import conceal_url, mask_url
 
 if TYPE_CHECKING:
     from penstock.consensus.committer.client import RpcOptions
@@ -56,7 +57,7 @@ _EXAMPLES = {
     Scheme.POSTGRESQL: "postgresql://user:password@host:5432/database",
     Scheme.GRPC: "grpc://host:6882",
 }
-_ALIASES = {"postgres": Scheme.POSTGRESQL}  # libpq reads it too
+_ALIASES = {"postgres": Scheme.POSTGRESQL, "grpc+unix": Scheme.GRPC}  # libpq reads the first too
 
 
 def scheme_of(url: str) -> Scheme:
@@ -86,11 +87,13 @@ def sqlite_path(url: str) -> Path:
     if prefix.lower() != "sqlite" or not separator or not path or path.startswith(":memory:"):
         raise UsageError(
             "the SQLite URL names no file",
-            where=url,
+            where=mask_url(url),
             fix=f"write {Scheme.SQLITE.example}, or {Scheme.MEMORY.example} for tests",
         )
     if "?" in path or "\0" in path:
-        raise UsageError("a SQLite URL has no options", where=url, fix="leave out what follows `?`")
+        raise UsageError(
+            "a SQLite URL has no options", where=mask_url(url), fix="leave out what follows `?`"
+        )
     return Path(path)
 
 
@@ -99,6 +102,7 @@ async def open_backend(url: str, pool: PoolOptions | None = None) -> Backend:
 
     Raises `UsageError` and `UserError` for what waiting will not cure, `Unavailable` for the rest.
     """
+    conceal_url(url)
     match scheme_of(url):
         case Scheme.MEMORY:
             from penstock.consensus.memory import MemoryBackend
@@ -142,6 +146,7 @@ async def open_consensus(url: str, options: ConsensusOptions | None = None) -> C
     dialled by the first call, since it may be restarting.
     """
     options = options or ConsensusOptions()
+    conceal_url(url)
     if scheme_of(url) is Scheme.GRPC:
         from penstock.consensus.committer.client import RpcConsensus
 
@@ -173,6 +178,7 @@ async def _open_patiently(url: str, options: ConsensusOptions) -> Backend:
 
 def probe(url: str) -> str:
     """A sentence about the store, for `penstock doctor`; changes nothing, creates nothing."""
+    conceal_url(url)
     match scheme_of(url):
         case Scheme.MEMORY:
             return "in memory: nothing outlives the process"

@@ -565,15 +565,20 @@ def _cannot_use(url: str, error: ConsensusError) -> Unavailable:
 
 def check_url(url: str) -> None:
     """Refuse what libpq cannot read, without repeating it: it may hold a password."""
+    refused = UsageError(
+        "the PostgreSQL URL cannot be read",
+        where=mask_url(url),
+        fix="write postgresql://user:password@host:5432/database; percent-encode special "
+        "characters of the password (@ is %40, / is %2F)",
+    )
+    # libpq ends the password at the first @, and would show the rest of it as the name of a host.
+    authority, _, path = url.partition("://")[2].partition("?")[0].partition("/")
+    if authority.count("@") > 1 or "@" in path:
+        raise refused
     try:
         conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise UsageError(
-            "the PostgreSQL URL cannot be read",
-            where=mask_url(url),
-            fix="write postgresql://user:password@host:5432/database; percent-encode special "
-            "characters of the password (@ is %40, / is %2F)",
-        ) from error
+    except psycopg.ProgrammingError:
+        raise refused from None
 
 
 def check_server(version: str, encoding: str, synchronous_commit: str, url: str) -> None:

@@ -47,6 +47,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import PenstockError
+from penstock.servicekit.secrets import mask
 
 SEQNO_MAX = 2**63 - 1
 """What a signed 64-bit column holds, which is what both databases have."""
@@ -222,6 +223,13 @@ _FINAL = frozenset(
 )
 
 
+_FIXES = {
+    ErrorKind.UNAUTHENTICATED: "name a file with a valid token in the URL of the committer: "
+    "?token_file=FILE",
+    ErrorKind.PERMISSION_DENIED: "use a token whose role and prefix cover it",
+}
+
+
 class ConsensusError(PenstockError):
     """An operation without an answer; always one of `Determinate` and `Indeterminate`.
 
@@ -229,7 +237,7 @@ class ConsensusError(PenstockError):
     """
 
     def __init__(self, kind: ErrorKind, message: str, *, retry_after_ms: int | None = None) -> None:
-        super().__init__(f"{kind.value}: {message}")
+        super().__init__(f"{kind.value}: {message}", fix=_FIXES.get(kind))
         self.kind = kind
         self.message = message
         self.retry_after_ms = retry_after_ms
@@ -255,7 +263,8 @@ class Indeterminate(ConsensusError):
 def cause_chain(error: BaseException) -> str:
     """The messages of `error` and of everything it came from, outermost first, joined by ": ".
 
-    SQLSTATEs and SQLite error names are kept: without them a chain says "db error" (B20).
+    SQLSTATEs and SQLite error names are kept: without them a chain says "db error" (B20). What a
+    driver says may hold what it was given, so secrets are masked.
     """
     parts: list[str] = []
     seen: set[int] = set()
@@ -270,7 +279,7 @@ def cause_chain(error: BaseException) -> str:
         if not any(text in part for part in parts):  # a message often repeats its cause already
             parts.append(text)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return ": ".join(parts)
+    return mask(": ".join(parts))
 
 
 # -------------------------------------------------------------------------------------- contract

@@ -16,6 +16,7 @@ from typing import Final
 from penstock.errors import UserError
 from penstock.model import pointer
 from penstock.model.json_order import Json
+from penstock.servicekit.secrets import conceal, sounds_secret
 
 _REFERENCE: Final = re.compile(r"\$(?P<literal>\$\{)|\$\{(?P<kind>env|file):(?P<name>[^}]*)\}")
 
@@ -47,9 +48,19 @@ def _resolved(value: Json, at: str, where: str, environ: Mapping[str, str]) -> J
                 for index, item in enumerate(value)
             ]
         case str():
-            return _REFERENCE.sub(lambda found: _value(found, at, where, environ), value)
+            return _REFERENCE.sub(lambda found: _concealed(found, at, where, environ), value)
         case _:
             return value
+
+
+def _concealed(found: re.Match[str], at: str, where: str, environ: Mapping[str, str]) -> str:
+    """The value of a reference, which is not shown any more if it, or its place, sounds secret."""
+    value = _value(found, at, where, environ)
+    if not found["literal"]:
+        names = (at.rpartition("/")[2], found["name"].rpartition("/")[2])
+        if any(sounds_secret(name) or "auth" in name.lower() for name in names):
+            conceal(value)
+    return value
 
 
 def _value(found: re.Match[str], at: str, where: str, environ: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from penstock.model.clock import Clock, Producer
 from penstock.model.json_order import Json
 from penstock.native.arrow import to_arrow
 from penstock.runtime import ops
-from penstock.servicekit.secrets import mask
+from penstock.servicekit.secrets import REDACTED, mask, sounds_secret
 
 FLUSH_S: Final = 2.0
 RECORDS_MAX: Final = 10_000
@@ -56,12 +56,15 @@ class _Collector(logging.Handler):
         }
         said = getattr(record, "fields", None)
         if isinstance(said, dict) and said:
-            document["fields"] = {name: _plain(value) for name, value in said.items()}
+            document["fields"] = {
+                name: REDACTED if sounds_secret(name) else _plain(value)
+                for name, value in said.items()
+            }
         self.documents.append(document)
 
 
 def _plain(value: object) -> Json:
-    return value if isinstance(value, bool | int | float | str | None) else mask(str(value))
+    return value if isinstance(value, bool | int | float | None) else mask(str(value))
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from typing import Final, Self
 from penstock.consensus.committer.address import CommitterAddress
 from penstock.consensus.committer.channel import authorization, open_channel
 from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.consensus.committer.sockets import check_owned_socket
 from penstock.errors import Bug, PenstockError, Unavailable, UserError
 from penstock.journal.state import JournalState
 from penstock.model.frontier import EMPTY, Frontier
@@ -87,7 +88,9 @@ class RemoteSession:
         Its URL is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
         """
         address = CommitterAddress.parse(service) if isinstance(service, str) else service
-        session = cls(f"grpc://{address.target}", open_channel(address, _CHANNEL_OPTIONS))
+        if address.socket is not None:
+            check_owned_socket(address.socket)
+        session = cls(address.url, open_channel(address, _CHANNEL_OPTIONS))
         try:
             for request in wire.open_requests(name, shards, resume):
                 session._requests.put_nowait(request)
@@ -211,7 +214,7 @@ def _lost(error: aio.AioRpcError, where: str, *, opened: bool) -> PenstockError:
     """What a status means to whoever had a session, or wanted one."""
     details = mask(error.details() or error.code().name)
     match error.code():
-        case grpc.StatusCode.UNAUTHENTICATED:
+        case grpc.StatusCode.UNAUTHENTICATED if not opened:
             return UserError(
                 "the shuffle service refused the connection",
                 where=where,

@@ -20,15 +20,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from itertools import count
 from typing import Any, Final
 
-from penstock.consensus.committer.address import is_loopback, join, parse_listen
-from penstock.consensus.committer.auth import (
-    ANYBODY,
-    Access,
-    Principal,
-    TokenFile,
-    authorization_of,
-)
-from penstock.consensus.committer.channel import bind
+from penstock.consensus.committer.address import is_loopback, join, parse_listen, socket_of
+from penstock.consensus.committer.auth import Access, Principal, TokenFile
+from penstock.consensus.committer.channel import bound
+from penstock.consensus.committer.gate import Gate, Revoked
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
 from penstock.consensus.store import Determinate
@@ -86,6 +81,7 @@ class ShuffleService:
         linger_s: float = LINGER_S,
     ) -> None:
         self.tokens = tokens
+        self._gate = Gate(tokens)
         self._planner = planner
         self._resolve = resolve
         self._now = now
@@ -117,13 +113,10 @@ class ShuffleService:
 
     async def _serve(self, _: object, context: Context) -> None:
         """One stream; gRPC cancels it when the client vanishes."""
-        who = ANYBODY
-        if self.tokens is not None:
-            try:
-                authorization = authorization_of(context.invocation_metadata() or ())
-                who = self.tokens.authenticate(authorization)
-            except Determinate as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        try:
+            who = await self._gate.admit(context)
+        except Determinate as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         if self.sessions >= self._sessions_max:
             what = f"{self.sessions} sessions are open, and more are not served"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
@@ -132,7 +125,10 @@ class ShuffleService:
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
-            await task
+            async with self._gate.visit(who):
+                await task
+        except Revoked as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         except PenstockError as error:
             await self._tell_failure(stream, error)
         except Exception as error:
@@ -321,6 +317,10 @@ def _check_access(who: Principal, collection: str) -> None:
 
 def check_exposure(listen: str, *, tls: bool, tokens: bool) -> None:
     """Refuse an address that other hosts reach, unless both TLS and tokens protect it."""
+    if socket_of(listen) is not None:
+        if tls:
+            raise UsageError("TLS has no use on a Unix socket", fix="leave out --tls-cert")
+        return
     host, _ = parse_listen(listen)
     if not (tls and tokens) and not is_loopback(host):
         raise UsageError(
@@ -344,12 +344,13 @@ async def serving(
     check_exposure(listen, tls=credentials is not None, tokens=service.tokens is not None)
     server = aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers([service.handler()])
-    port = bind(server, listen, credentials)
-    await server.start()
-    address = f"grpc://{join(parse_listen(listen)[0], port)}"
-    log.info("shuffle service listening", extra=fields(address=address))
-    try:
-        yield address
-    finally:
-        await service.close()
-        await server.stop(_STOP_S)
+    with bound(server, listen, credentials, tokens=service.tokens) as (host, port):
+        await server.start()
+        at = host.removeprefix("unix:")
+        address = f"grpc://{join(host, port)}" if at == host else f"grpc+unix://{at}"
+        log.info("shuffle service listening", extra=fields(address=address))
+        try:
+            yield address
+        finally:
+            await service.close()
+            await server.stop(_STOP_S)

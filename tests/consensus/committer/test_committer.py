@@ -289,7 +289,7 @@ async def test_every_metric_is_recorded() -> None:
     elsewhere = {
         "cache_late_inserts_dropped_total", "store_regressions", "subscribe_lag", "subscribe_gap",
         "pool_connections", "backend_heals", "coalesce_queue_depth", "inflight_rpcs",
-        "inflight_rpcs_by_op", "subscribers",
+        "inflight_rpcs_by_op", "subscribers", "auth_failures",
     }  # fmt: skip
     silent = {
         name.removeprefix("penstock_persist_")

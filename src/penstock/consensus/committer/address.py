@@ -1,6 +1,7 @@
 """Where a committer listens and how to reach it.
 
     grpc://host:port[?tls=on&ca=FILE&cert=FILE&key=FILE&token_file=FILE]
+    grpc+unix:///run/penstock/persistd.sock[?token_file=FILE]
 
 Secrets are named by file and never part of the URL, which ends up in process lists and logs.
 """
@@ -13,7 +14,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.errors import UsageError
 from penstock.servicekit.secrets import mask_url
@@ -28,10 +29,12 @@ _EXAMPLE = "grpc://host:6882?tls=on&ca=ca.pem&token_file=token"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitterAddress:
-    """A `grpc://` URL, read."""
+    """A `grpc://` or `grpc+unix://` URL, read."""
 
-    host: str
-    port: int
+    host: str = ""
+    port: int = 0
+    socket: Path | None = None
+    """A Unix socket, instead of host and port."""
     tls: bool = False
     ca: Path | None = None
     cert: Path | None = None
@@ -40,7 +43,13 @@ class CommitterAddress:
 
     @property
     def target(self) -> str:
-        return join(self.host, self.port)
+        """As gRPC dials it."""
+        return join(f"unix:{self.socket}" if self.socket else self.host, self.port)
+
+    @property
+    def url(self) -> str:
+        """Without options."""
+        return f"grpc://{self.target}" if self.socket is None else f"grpc+unix://{self.socket}"
 
     @classmethod
     def parse(cls, url: str) -> CommitterAddress:
@@ -52,14 +61,17 @@ class CommitterAddress:
             port = parts.port
         except ValueError as error:
             raise refuse(str(error), f"write {_EXAMPLE}") from error
-        if parts.scheme != "grpc" or not parts.hostname or parts.path.strip("/"):
+        local = parts.scheme == "grpc+unix"
+        if local and (parts.netloc or not parts.path.strip("/")):
+            raise refuse("it names no socket", "write grpc+unix:///run/penstock/persistd.sock")
+        if not local and (parts.scheme != "grpc" or not parts.hostname or parts.path.strip("/")):
             raise refuse("it is not grpc://host:port", f"write {_EXAMPLE}")
         if parts.username is not None or parts.password is not None:
             raise refuse("it holds a password", "put the token into a file, and token_file=FILE")
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         if "token" in options:
             raise refuse("it holds a token", "put the token into a file, and token_file=FILE")
-        known = {"tls", "ca", "cert", "key", "token_file"}
+        known = {"token_file"} if local else {"tls", "ca", "cert", "key", "token_file"}
         if unknown := sorted(options.keys() - known):
             raise refuse(f"unknown option {unknown[0]!r}", f"known are {', '.join(sorted(known))}")
         tls = options.pop("tls", "on" if "ca" in options or "cert" in options else "off")
@@ -67,15 +79,37 @@ class CommitterAddress:
             raise refuse(f"tls={tls!r}", "write tls=on or tls=off")
         if ("cert" in options) != ("key" in options):
             raise refuse("cert and key belong together", f"write {_EXAMPLE}")
+        if local:
+            tokens = options.get("token_file")
+            return cls(
+                socket=Path(unquote(parts.path)), token_file=Path(tokens) if tokens else None
+            )
         return cls(
-            host=parts.hostname,
+            host=parts.hostname or "",
             port=DEFAULT_PORT if port is None else port,
             tls=tls == "on",
             **{name: Path(path) for name, path in options.items()},
         )
 
 
+def socket_of(listen: str) -> Path | None:
+    """The Unix socket that `unix:/path` names; None of a host and a port."""
+    scheme, _, path = listen.partition(":")
+    if scheme != "unix":
+        return None
+    if path.startswith("///"):
+        path = path[2:]
+    if not path.startswith("/"):
+        raise UsageError(
+            f"cannot listen on {listen!r}", fix="write unix:/run/penstock/persistd.sock"
+        )
+    return Path(path)
+
+
 def join(host: str, port: int) -> str:
+    """As gRPC dials it; a Unix socket is a host without a port."""
+    if host.startswith("unix:"):
+        return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -85,7 +119,8 @@ def parse_listen(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65_535:
         raise UsageError(
-            f"cannot listen on {text!r}", fix="write HOST:PORT, for example 127.0.0.1:6882"
+            f"cannot listen on {text!r}",
+            fix="write HOST:PORT, for example 127.0.0.1:6882, or unix:/path",
         )
     return host, int(port)
 
@@ -103,15 +138,23 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
 
 
+def is_surely_local(host: str) -> bool:
+    """Whether `host` is this machine for everybody who asks, and whenever: no name server is."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def check_routable(url: str, *, remote: bool) -> str:
     """`url`, to be handed to another process; `remote`: one that runs on another host.
 
     A loopback address means the child's own host there, where nobody listens (B26).
     """
     address = CommitterAddress.parse(url)
-    if remote and is_loopback(address.host):
+    if remote and (address.socket is not None or is_loopback(address.host)):
         raise UsageError(
-            "a loopback committer cannot be reached from another host",
+            "a local committer cannot be reached from another host",
             where=mask_url(url),
             fix="listen on an address of the network and hand out that one",
         )
@@ -133,6 +176,8 @@ def listening(host: str, port: int) -> Iterator[None]:
 
 def is_own_listener(address: CommitterAddress) -> bool:
     """Whether this very process serves a committer there; it must not dial it (B2)."""
+    if address.socket is not None:
+        return (address.target, 0) in _own_listeners
     candidates = {host for host, port in _own_listeners if port == address.port}
     if not candidates:
         return False

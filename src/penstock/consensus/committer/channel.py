@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.consensus.committer.address import CommitterAddress
+from penstock.consensus.committer.address import (
+    CommitterAddress,
+    is_surely_local,
+    parse_listen,
+    socket_of,
+)
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.consensus.committer.sockets import placed
 from penstock.errors import Unavailable, UsageError, UserError
+from penstock.servicekit.guarded import read_guarded
 from penstock.servicekit.logs import fields
+from penstock.servicekit.secrets import conceal
 
 log = logging.getLogger("penstock.consensus.committer")
 
@@ -31,15 +40,45 @@ def open_channel(address: CommitterAddress, options: Sequence[tuple[str, int]]) 
 
 def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
     """What to send with a call; read at every use, as tokens are rotated by replacing the file."""
+    check_clear(address)
     token = _contents(address.token_file)
-    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
+    if token is None:
+        return ()
+    try:
+        text = token.decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isprintable() or not text:
+        raise UserError(
+            f"there is no token in {address.token_file}",
+            fix="write the token into it, on one line and nothing else",
+        )
+    conceal(text)
+    return (("authorization", f"Bearer {text}"),)
+
+
+def check_clear(address: CommitterAddress) -> None:
+    """Refuse to send a token where somebody on the way could read it, and use it.
+
+    Without TLS it goes to this host alone, and only to an address that is known to be one: what a
+    name stands for may differ from one question to the next.
+    """
+    local = address.socket is not None or is_surely_local(address.host)
+    if address.token_file is None or address.tls or local:
+        return
+    raise UsageError(
+        f"refusing to send a token to {address.target} without TLS",
+        why="whoever is on the way could read it, and use it",
+        fix="name the authority of its certificate: ?ca=FILE in the URL, or ?tls=on if a public "
+        "authority signed it; on this host, write 127.0.0.1",
+    )
 
 
 def _contents(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        return read_guarded(path)
     except OSError as error:
         raise UserError(
             f"cannot read {path}", why=error.strerror, fix="correct the options of the grpc:// URL"
@@ -63,8 +102,27 @@ def open_tokens(path: Path | None) -> TokenFile | None:
         raise UsageError(f"cannot read the token file {path}", why=error.strerror) from error
 
 
-def bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
-    """Let `server` listen, with TLS if there are credentials; the port, chosen if it was 0."""
+@contextlib.contextmanager
+def bound(
+    server: aio.Server,
+    listen: str,
+    credentials: grpc.ServerCredentials | None,
+    *,
+    tokens: TokenFile | None,
+) -> Iterator[tuple[str, int]]:
+    """Let `server` listen, with TLS if there are credentials: where, with the port if it was 0.
+
+    A Unix socket is a host with the port 0; its file is there as long as the block runs.
+    """
+    if (socket := socket_of(listen)) is None:
+        yield parse_listen(listen)[0], _bind(server, listen, credentials)
+        return
+    at = f"unix:{socket}"
+    with placed(socket, lambda: _bind(server, at, None), tokens=tokens is not None):
+        yield at, 0
+
+
+def _bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
     try:
         if credentials is None:
             return server.add_insecure_port(listen)
@@ -85,8 +143,8 @@ def server_credentials(
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration(
-            [(key.read_bytes(), cert.read_bytes())],
-            root_certificates=None if client_ca is None else client_ca.read_bytes(),
+            [(read_guarded(key), read_guarded(cert))],
+            root_certificates=None if client_ca is None else read_guarded(client_ca),
         )
 
     def stamps() -> list[int]:
@@ -106,7 +164,7 @@ def server_credentials(
             if now != seen:
                 seen, current = now, configuration()
                 log.info("certificates reloaded")
-        except OSError as error:
+        except (OSError, UserError) as error:
             log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
         return current
 

@@ -35,6 +35,7 @@ from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
 from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.committer.sockets import check_owned_socket
 from penstock.consensus.snapshot import Behind, read_snapshot
 from penstock.consensus.store import (
     LIVENESS_KEY,
@@ -60,7 +61,7 @@ from penstock.consensus.store import (
     check_revision,
     check_seqno,
 )
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UserError
 from penstock.servicekit.logs import fields
 from penstock.servicekit.secrets import mask_url
 
@@ -123,6 +124,9 @@ class RpcConsensus:
     ) -> None:
         self.url = mask_url(url)
         self._address = CommitterAddress.parse(url)
+        authorization(self._address)  # so that what is wrong with it is told at once
+        if self._address.socket is not None:
+            check_owned_socket(self._address.socket)
         if is_own_listener(self._address):
             raise UsageError(
                 "this process hosts that committer, and would deadlock calling itself",
@@ -431,7 +435,12 @@ class RpcConsensus:
         return self._channel
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((wire.CLIENT_METADATA, self._client_id), *authorization(self._address))
+        try:
+            token = authorization(self._address)
+        except UserError as error:  # it was in order when this was made
+            what = ": ".join(filter(None, (error.what, error.why)))
+            raise Determinate(ErrorKind.UNAUTHENTICATED, what) from error
+        return ((wire.CLIENT_METADATA, self._client_id), *token)
 
     def _check_open(self) -> None:
         if self._closed:

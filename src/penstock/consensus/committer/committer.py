@@ -31,6 +31,7 @@ from penstock.consensus.committer.metrics import CommitterMetrics, result_of
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Recover
 from penstock.consensus.committer.served import ServedStore
+from penstock.consensus.committer.writes import Writes
 from penstock.consensus.snapshot import Behind, read_page
 from penstock.consensus.store import (
     CasResult,
@@ -76,6 +77,8 @@ class Caller:
     transport: str
     knows: bytes = b""
     """The incarnation the caller believes in; empty: whichever is there."""
+    principal: str = "this process"
+    """Who it has proven to be."""
 
 
 IN_PROCESS = Caller(None, "inproc")
@@ -99,6 +102,7 @@ class PersistCommitter:
         self.options = options or CommitterOptions()
         self.metrics = metrics or CommitterMetrics()
         self.admission = Admission(self.options.limits)
+        self.writes = Writes(self.metrics)
         self._store = self._serve(backend)
         self._recover = recover
         self._recovering = asyncio.Lock()
@@ -266,10 +270,12 @@ class PersistCommitter:
             self._admit(store, caller, size, key)
             self.metrics.entry_bytes.labels("cas").observe(size)
             try:
-                result = await store.group.commit(((key, new),))
+                with self.writes.failing(caller.principal, "cas", (key,)):
+                    result = await store.group.commit(((key, new),))
             finally:
                 self.admission.leave(caller.client, size, key)
-            operation.outcomes({result_of(result): 1})
+            operation.outcomes(ended := {result_of(result): 1})
+            self.writes.note(caller.principal, "cas", (key,), ended)
             return result
 
     async def compare_and_set_each(
@@ -303,7 +309,9 @@ class PersistCommitter:
             finally:
                 for ((key, new),) in units:
                     self.admission.leave(caller.client, len(new.data), key)
-            operation.outcomes(_tally(committed))
+            operation.outcomes(ended := _tally(committed))
+            if units:
+                self.writes.note(caller.principal, "cas", [key for ((key, _),) in units], ended)
             if len(units) == len(batch):
                 return committed
             operation.outcomes(_tally([o for o in outcomes if o is not None]))
@@ -339,7 +347,8 @@ class PersistCommitter:
             finally:
                 self.admission.leave(caller.client, size)
             results = [next(committed) if o is None else o for o in outcomes]
-            operation.outcomes(_tally(results))
+            operation.outcomes(ended := _tally(results))
+            self.writes.note(caller.principal, "cas_many", [key for key, _ in batch], ended)
             return results
 
     async def compare_and_set_all(self, batch: Batch, *, caller: Caller = IN_PROCESS) -> CasResult:
@@ -349,11 +358,14 @@ class PersistCommitter:
             size = sum(len(new.data) for _, new in batch)
             self._admit(store, caller, size)
             self.metrics.entry_bytes.labels("cas_all").observe(size)
+            keys = [key for key, _ in batch]
             try:
-                result = await store.group.commit(tuple(batch))
+                with self.writes.failing(caller.principal, "cas_all", keys):
+                    result = await store.group.commit(tuple(batch))
             finally:
                 self.admission.leave(caller.client, size)
-            operation.outcomes({result_of(result): 1})
+            operation.outcomes(ended := {result_of(result): 1})
+            self.writes.note(caller.principal, "cas_all", keys, ended)
             return result
 
     async def truncate(self, key: str, seqno: int, *, caller: Caller = IN_PROCESS) -> int | None:
@@ -364,9 +376,12 @@ class PersistCommitter:
             self.admission.enter(caller.client)
             try:
                 # Idempotent, so unlike a commit it needs no shield against its caller leaving.
-                return await store.backend.truncate(key, seqno)
+                with self.writes.failing(caller.principal, "truncate", (key,)):
+                    deleted = await store.backend.truncate(key, seqno)
             finally:
                 self.admission.leave(caller.client)
+            self.writes.note(caller.principal, "truncate", (key,), {"truncated": 1})
+            return deleted
 
     # ------------------------------------------------------------------------- what is known
 

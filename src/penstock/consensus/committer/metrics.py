@@ -55,6 +55,10 @@ class CommitterMetrics:
         )
         self.queue_depth = r.gauge("coalesce_queue_depth", "Units that wait for a transaction")
         self.rejected = r.gauges("admission_rejected_total", "Refused operations", ("reason",))
+        self.auth_failures = r.counters("auth_failures", "Failed authentications", ("reason",))
+        self.writes = r.counters(
+            "writes", "Writes by who asked and result", ("principal", "result")
+        )
         self.subscribers = r.gauge("subscribers", "Open subscriptions and watches")
         self.subscribe_lag = r.counter("subscribe_lag", "Buffers that overflowed")
         self.subscribe_resync = r.counters(

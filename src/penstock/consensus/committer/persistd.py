@@ -24,11 +24,12 @@ from penstock.consensus.committer.address import (
     join,
     listening,
     parse_listen,
+    socket_of,
 )
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
 from penstock.consensus.committer.channel import (
-    bind,
+    bound,
     check_certificate,
     open_tokens,
     server_credentials,
@@ -86,7 +87,14 @@ class PersistdOptions:
     self_heal: bool = True
 
     def __post_init__(self) -> None:
-        host, _ = parse_listen(self.listen)
+        if self.socket is None:
+            parse_listen(self.listen)
+        elif self.tls_cert is not None:
+            raise UsageError(
+                "TLS has no use on a Unix socket",
+                why="what goes through it does not leave this host",
+                fix="leave out --tls-cert and --tls-key",
+            )
         if scheme_of(self.consensus) is Scheme.GRPC:
             raise UsageError(
                 "a committer needs a database, not another committer",
@@ -96,7 +104,7 @@ class PersistdOptions:
         check_certificate(self.tls_cert, self.tls_key)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise UsageError("--tls-client-ca needs --tls-cert and --tls-key")
-        if self.exposed and not self.allow_plaintext and not is_loopback(host):
+        if self.exposed and not self.allow_plaintext:
             raise UsageError(
                 f"refusing to listen on {self.listen} without both TLS and tokens",
                 why="whoever reaches the port could read and write everything",
@@ -106,12 +114,17 @@ class PersistdOptions:
 
     @property
     def exposed(self) -> bool:
-        """Whether the port is not protected by both TLS and tokens."""
-        return self.token_file is None or self.tls_cert is None
+        """Whether other hosts reach the port, and not both TLS and tokens protect it."""
+        unprotected = self.token_file is None or self.tls_cert is None
+        return self.socket is None and unprotected and not is_loopback(self.host)
 
     @property
     def host(self) -> str:
         return parse_listen(self.listen)[0]
+
+    @property
+    def socket(self) -> Path | None:
+        return socket_of(self.listen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +193,12 @@ class Persistd:
         options = self._options
         server = aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
-        port = bind(server, options.listen, credentials)
-        await server.start()
-        address = join(options.host, port)
-        with listening(options.host, port):
+        with (
+            bound(server, options.listen, credentials, tokens=tokens) as (host, port),
+            listening(host, port),
+        ):
+            await server.start()
+            address = join(host, port)
             log.info("persistd listening", extra=fields(address=address, admin=admin))
             announce(Bound(address=address, admin=admin))
             stats = asyncio.create_task(self._report(), name="stats")
@@ -269,7 +284,9 @@ class Persistd:
             if self._committer is not None:
                 self._committer.update_gauges()
             log.info("stats", extra=fields(**line.fields()))
-            if self._options.exposed and not is_loopback(self._options.host):
+            if self._committer is not None:
+                self._committer.writes.report()
+            if self._options.exposed:
                 log.warning("listening without TLS and tokens, as told")
 
 

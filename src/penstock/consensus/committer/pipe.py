@@ -116,7 +116,11 @@ class Pipe:
         """Keep a session while there is something to ask; R2 between attempts."""
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while self._unsent or self._sent:
-            stream = self._connect()
+            try:
+                stream = self._connect()
+            except ConsensusError as error:
+                self._abandon(error, all_of_it=True)
+                return
             try:
                 await self._converse(stream, backoff)
                 broken: ConsensusError = Indeterminate(

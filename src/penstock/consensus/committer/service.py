@@ -20,14 +20,9 @@ from google.protobuf.message import Message
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.auth import (
-    ANYBODY,
-    Access,
-    Principal,
-    TokenFile,
-    authorization_of,
-)
+from penstock.consensus.committer.auth import ANYBODY, Access, Principal, TokenFile
 from penstock.consensus.committer.committer import Caller, PersistCommitter
+from penstock.consensus.committer.gate import Gate, Revoked, host_of
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.committer.sessions import Context, ServedSession, unexpected
@@ -47,6 +42,7 @@ SERVER_OPTIONS = (
 )
 
 _PEERS_MAX = 10_000
+_CLIENT_SHOWN_MAX = 80
 _SLOW_SEND_S = 60.0
 
 
@@ -64,9 +60,10 @@ class ConsensusService:
     """The handlers of one committer."""
 
     def __init__(self, committer: PersistCommitter, *, tokens: TokenFile | None = None) -> None:
+        failures = committer.metrics.auth_failures
         self._committer = committer
-        self._tokens = tokens
-        self._peers: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._gate = Gate(tokens, count=lambda reason: failures.labels(reason).add())
+        self._peers: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The methods of the protocol, for `aio.Server.add_generic_rpc_handlers`."""
@@ -116,7 +113,7 @@ class ConsensusService:
         async def handle(request: Pinned, context: Context) -> Message:
             pinned = request.expect_incarnation
             try:
-                principal, caller = self._admit_peer(context, pinned)
+                principal, caller = await self._admit_peer(context, pinned)
                 try:
                     ok = await serve(request, caller, principal)
                 except Determinate as error:
@@ -142,8 +139,11 @@ class ConsensusService:
     ) -> Callable[[Pinned, Context], Awaitable[None]]:
         async def handle(request: Pinned, context: Context) -> None:
             try:
-                principal, caller = self._admit_peer(context, request.expect_incarnation)
-                async with contextlib.aclosing(serve(request, caller, principal)) as events:
+                principal, caller = await self._admit_peer(context, request.expect_incarnation)
+                async with (
+                    self._gate.visit(principal),
+                    contextlib.aclosing(serve(request, caller, principal)) as events,
+                ):
                     async for event in events:
                         async with asyncio.timeout(_SLOW_SEND_S):
                             await context.write(event)
@@ -162,27 +162,33 @@ class ConsensusService:
 
         return handle
 
-    def _admit_peer(self, context: Context, pinned: bytes) -> tuple[Principal, Caller]:
+    async def _admit_peer(self, context: Context, pinned: bytes) -> tuple[Principal, Caller]:
         """Who asks. Who knows no store yet is bound to the present one, and told which it is."""
+        principal = await self._gate.admit(context)
         metadata = context.invocation_metadata() or ()
-        principal = ANYBODY
-        if self._tokens is not None:
-            principal = self._tokens.authenticate(authorization_of(metadata))
         client = next((str(v) for k, v in metadata if k == wire.CLIENT_METADATA), "unnamed")
-        # By host and client, not by socket: every reconnect has a new port (B12).
-        host = context.peer().rpartition(":")[0].removeprefix("ipv4:").removeprefix("ipv6:")
-        if (host, client) not in self._peers:
-            log.info(f"Received connection from: {host} client={client}")  # noqa: G004
+        peer = context.peer()
+        self._log_peer(host_of(peer), principal, client[:_CLIENT_SHOWN_MAX])
+        share = share_of(principal, peer, client)
+        return principal, Caller(share, "grpc", pinned or self._incarnation(), principal.name)
+
+    def _log_peer(self, host: str, principal: Principal, client: str) -> None:
+        """By host and client, not by socket: every reconnect has a new port (B12)."""
+        peer = (host, principal.name, client)
+        if peer not in self._peers:
+            who = "" if principal is ANYBODY else f" principal={principal.name}"
+            log.info(f"Received connection from: {host}{who} client={client}")  # noqa: G004
             if len(self._peers) >= _PEERS_MAX:
                 self._peers.popitem(last=False)
-        self._peers[host, client] = None
-        self._peers.move_to_end((host, client))
-        return principal, Caller(client, "grpc", pinned or self._incarnation())
+        self._peers[peer] = None
+        self._peers.move_to_end(peer)
 
     async def _refuse(self, error: ConsensusError, context: Context) -> None:
         """End the call with a status if nothing of it has run, with the proof of that."""
         if not isinstance(error, Determinate) or error.kind not in wire.STATUS:
             return
+        if isinstance(error, Revoked):  # after much that did run; the client may come again
+            await context.abort(wire.STATUS[error.kind], error.message)
         trailers = [(wire.DETERMINACY_TRAILER, wire.DETERMINATE)]
         if error.retry_after_ms is not None:
             trailers.append((wire.RETRY_TRAILER, str(error.retry_after_ms)))
@@ -283,10 +289,22 @@ class ConsensusService:
         if opening is aio.EOF:
             return
         try:
-            principal, caller = self._admit_peer(context, opening.expect_incarnation)
+            principal, caller = await self._admit_peer(context, opening.expect_incarnation)
             self._committer.serving(caller)
+            async with self._gate.visit(principal):
+                await ServedSession(self._committer, context, principal, caller).run()
         except ConsensusError as error:
             await self._refuse(error, context)
             await context.write(pb.SessionResponse(err=wire.to_error(error)))
-            return
-        await ServedSession(self._committer, context, principal, caller).run()
+
+
+def share_of(principal: Principal, peer: str, client: str) -> str:
+    """Whose share of the committer a call takes.
+
+    That of the principal, however many connections it has and whatever it calls itself. Without
+    tokens everybody is the same one, and each connection has its own; on a Unix socket connections
+    cannot be told apart, and who may use it is one user, so there each has the one it names.
+    """
+    if principal is not ANYBODY:
+        return principal.name
+    return peer if peer.rpartition(":")[2] else f"{peer}{client}"

@@ -1,0 +1,164 @@
+"""A Unix socket serves whom its directory lets in, and nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from consensus.committer.daemon import running_persistd
+from consensus.committer.scripted import COMMITTED, V
+from penstock.consensus.committer.address import CommitterAddress, check_routable, socket_of
+from penstock.consensus.committer.client import RpcConsensus
+from penstock.consensus.committer.sockets import placed
+from penstock.consensus.open import open_consensus
+from penstock.errors import Unavailable, UsageError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory that everybody can reach, for a directory that not everybody can enter."""
+    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        directory.chmod(0o755)
+    return tmp_path / "run" / "p.sock"
+
+
+def bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
+
+
+def as_nobody(path: Path) -> int:
+    """The exit code of another user who connects."""
+    code = (
+        "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+        f"socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+
+
+async def test_persistd_serves_its_own_user_and_leaves_nothing(place: Path) -> None:
+    directory = place.parent.parent
+    store_url = f"sqlite:///{directory}/c.db"
+    with running_persistd(directory, store_url, "--listen", f"unix:{place}") as daemon:
+        assert daemon.address[0] == f"unix:{place}"
+        assert stat.S_IMODE(os.stat(place.parent).st_mode) == 0o700  # noqa: PTH116
+        store = await open_consensus(f"grpc+unix://{place}")
+        assert await store.compare_and_set("k", V(0, b"x")) is COMMITTED
+        assert await store.head("k", fresh=True) == V(0, b"x")
+        if os.geteuid() == 0:
+            assert as_nobody(place) != 0
+        with running_persistd(directory, store_url, "--listen", f"unix:{place}") as second:
+            assert second.process.wait(60) == 1
+            assert "another process does" in second.log
+        assert await store.head("k", fresh=True) == V(0, b"x")
+        await store.close()
+        daemon.kill()
+    with running_persistd(directory, store_url, "--listen", f"unix:{place}") as daemon:
+        assert daemon.address[0] == f"unix:{place}"  # over what the killed one left
+        assert daemon.terminate() == 0
+    assert not list(directory.glob("run/*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+async def test_with_tokens_others_may_connect_and_need_one(place: Path) -> None:
+    directory = place.parent.parent
+    place.parent.mkdir(mode=0o755)
+    tokens, token = directory / "tokens", directory / "token"
+    tokens.write_text(f"ann writer * {hashlib.sha256(b'sesame').hexdigest()}\n")
+    token.write_text("sesame\n")
+    flags = ("--listen", f"unix:{place}", "--token-file", str(tokens))
+    with running_persistd(directory, f"sqlite:///{directory}/c.db", *flags) as daemon:
+        assert daemon.address
+        assert as_nobody(place) == 0
+        store = RpcConsensus(f"grpc+unix://{place}?token_file={token}")
+        assert await store.compare_and_set("k", V(0, b"x")) is COMMITTED
+        await store.close()
+        daemon.wait_for("principal=ann")
+        assert "Received connection from: unix principal=ann" in daemon.log
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "says"),
+    [
+        (0o755, False, "chmod 700"),
+        (0o750, False, "chmod 700"),
+        (0o1777, False, "chmod 700"),
+        (0o777, True, "chmod go-w"),
+        (0o770, True, "chmod go-w"),
+        (0o700, False, None),
+        (0o755, True, None),
+    ],
+)
+def test_a_directory_that_protects_too_little_is_refused(
+    place: Path, mode: int, tokens: bool, says: str | None
+) -> None:
+    place.parent.mkdir()
+    place.parent.chmod(mode)
+    if says is None:
+        with placed(place, lambda: bind(place).close(), tokens=tokens):
+            assert stat.S_IMODE(place.stat().st_mode) == (0o666 if tokens else 0o600)
+        assert not place.exists()
+        return
+    with pytest.raises(UsageError) as caught, placed(place, lambda: None, tokens=tokens):
+        pass
+    assert says in str(caught.value)
+
+
+def test_only_what_a_dead_process_left_is_removed(place: Path) -> None:
+    place.parent.mkdir(mode=0o700)
+    place.write_text("a file")
+    with pytest.raises(UsageError, match="no socket"), placed(place, lambda: None, tokens=False):
+        pass
+    assert place.read_text() == "a file"
+    place.unlink()
+    with bind(place):
+        other = placed(place, lambda: None, tokens=False)
+        with pytest.raises(Unavailable, match="cannot listen"), other:
+            pass
+    with placed(place, lambda: bind(place).close(), tokens=False):
+        place.unlink()
+        place.write_text("of another")
+    assert place.read_text() == "of another"
+
+
+def test_a_client_does_not_follow_others(place: Path) -> None:
+    place.parent.mkdir()
+    place.parent.chmod(0o777)
+    with bind(place), pytest.raises(UsageError, match="others may replace it"):
+        RpcConsensus(f"grpc+unix://{place}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "grpc+unix://host/p.sock",
+        "grpc+unix:///",
+        "grpc+unix:///p.sock?tls=on",
+        "grpc+unix:///p.sock?ca=x",
+    ],
+)
+def test_urls_that_cannot_be_meant_are_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        CommitterAddress.parse(url)
+
+
+def test_addresses() -> None:
+    address = CommitterAddress.parse("grpc+unix:///run/p%20q/p.sock?token_file=t")
+    assert address.target == "unix:/run/p q/p.sock"
+    assert address.token_file == Path("t")
+    assert socket_of("unix:/run/p.sock") == socket_of("unix:///run/p.sock") == Path("/run/p.sock")
+    assert socket_of("127.0.0.1:0") is None
+    for wrong in ("unix:", "unix:p.sock"):
+        with pytest.raises(UsageError):
+            socket_of(wrong)
+    with pytest.raises(UsageError, match="cannot be reached from another host"):
+        check_routable("grpc+unix:///run/p.sock", remote=True)
