@@ -2,8 +2,9 @@
 
     python -m chaos.soaking --data DIR --endpoint '{"image": …, "config": …}' --seconds 60
 
-An appender and a leader share the process, as they do where somebody uses Penstock as a library:
-each append waits until the table has it. Every few seconds a line of JSON tells how much memory,
+An appender and a leader share the process, and each append waits until the table has it. With
+`--api`, both are calls of `penstock.open`, so that every transaction is a session. Every few
+seconds a line of JSON tells how much memory,
 how many descriptors, threads and temporary files there are, and how large the stores have become.
 """
 
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import penstock
 from penstock.batch import make_world, materializations
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
@@ -92,9 +94,7 @@ def sample(data: Path, transactions: int, began: float) -> dict[str, Any]:
     }
 
 
-async def soak(data: Path, endpoint: dict[str, Any], seconds: float, every_s: float) -> None:
-    settings = Settings.resolve({"data": data}, {})
-    store = await open_consensus(settings.consensus)
+def catalog_of(data: Path, endpoint: dict[str, Any]) -> Path:
     views = task(
         endpoint["image"],
         endpoint["config"],
@@ -107,7 +107,32 @@ async def soak(data: Path, endpoint: dict[str, Any], seconds: float, every_s: fl
             {"collections": {"acme/accounts": ACCOUNTS}, "materializations": {"acme/views": views}}
         )
     )
-    await desired.apply(store, load_catalog([file], environ=None))
+    return file
+
+
+def soak_api(data: Path, endpoint: dict[str, Any], seconds: float, every_s: float) -> None:
+    began = time.monotonic()
+    sample_at, appended, transactions = began, 0, 0
+    with penstock.open(data=data, master="local[2]") as here:
+        here.apply(catalog_of(data, endpoint))
+        while time.monotonic() - began < seconds:
+            here.append("acme/accounts", accounts(appended, DOCUMENTS, keys=KEYS))
+            appended += DOCUMENTS
+            (run,) = here.run()
+            if run.error is not None:
+                raise run.error
+            transactions += run.transactions
+            if time.monotonic() >= sample_at:
+                print(json.dumps(sample(data, transactions, began)), flush=True)  # noqa: T201
+                sample_at = time.monotonic() + every_s
+        print(json.dumps(sample(data, transactions, began)), flush=True)  # noqa: T201
+    print(json.dumps({"appended": appended}), flush=True)  # noqa: T201
+
+
+async def soak(data: Path, endpoint: dict[str, Any], seconds: float, every_s: float) -> None:
+    settings = Settings.resolve({"data": data}, {})
+    store = await open_consensus(settings.consensus)
+    await desired.apply(store, load_catalog([catalog_of(data, endpoint)], environ=None))
     catalog = await desired.load(store)
     (spec,) = materializations(catalog, ["acme/views"])
     built = await asyncio.to_thread(build, catalog, spec, materialization)
@@ -158,13 +183,12 @@ def main() -> None:
     parser.add_argument("--endpoint", type=json.loads, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--every", type=float, default=5.0)
-    parser.add_argument("--trace", action="store_true", help="say what grows, by tracemalloc")
+    parser.add_argument("--api", action="store_true", help="as a user of the API does")
     given = parser.parse_args()
-    if given.trace:
-        import tracemalloc
-
-        tracemalloc.start(12)
-    asyncio.run(soak(given.data, given.endpoint, given.seconds, given.every))
+    if given.api:
+        soak_api(given.data, given.endpoint, given.seconds, given.every)
+    else:
+        asyncio.run(soak(given.data, given.endpoint, given.seconds, given.every))
 
 
 if __name__ == "__main__":

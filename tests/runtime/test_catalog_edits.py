@@ -39,9 +39,12 @@ from runtime.crash_world import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
 LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+if LONG:
+    pytestmark.append(pytest.mark.chaos)
+
 COLLECTIONS = ("acme/accounts", "acme/tags")
 
 

@@ -31,12 +31,15 @@ from runtime.crash_world import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
+
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(600)]
+if LONG:
+    pytestmark.append(pytest.mark.chaos)
 
 IMAGE = "penstock/materialize-postgres"
 SAMPLE = 3
 BOTH = ("acme/accounts", "acme/tags")
-LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
 
 ELSEWHERE = {
     "leader.after-gather",

@@ -308,6 +308,24 @@ async def test_a_slow_watcher_costs_the_tail_no_memory_and_misses_nothing(
         assert [seqno for _, _, seqno in watched(got)] == list(range(200))
 
 
+async def test_what_every_watcher_has_got_is_not_kept() -> None:
+    async with committer_on(ScriptedBackend()) as store:
+        tail = store.committer._store.hub.tail
+        async with aclosing(store.watch("", 0)) as one, aclosing(store.watch("k", 0)) as two:
+            for events in (one, two):
+                assert await anext(events) == Progress(0)
+            for round_ in range(3):
+                await fill(store, f"k{round_}", 20)
+                assert len(tail) == 20
+                for events in (one, two):
+                    got: list[WatchEvent] = []
+                    async for event in events:
+                        got.append(event)
+                        if len(watched(got)) == 20 and isinstance(event, Progress):
+                            break
+                    assert len(tail) == (20 if events is one else 0)
+
+
 async def test_closing_the_committer_ends_streams_as_unavailable() -> None:
     async with committer_on(ScriptedBackend()) as store:
         async with (

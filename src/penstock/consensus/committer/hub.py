@@ -99,10 +99,17 @@ class Buffer:
 
 
 class Tail:
-    """The most recent commits of this committer by revision, for all watchers together."""
+    """The most recent commits of this committer by revision, for all watchers together.
+
+    A commit is kept until as many have got it as were watching when it was made, so that it costs
+    memory while somebody is behind, and not after. That is a guess: some of them may have read it
+    from the store, or be gone. Whoever does not find a commit here reads it there, too.
+    """
 
     def __init__(self) -> None:
         self._commits: OrderedDict[int, Entries] = OrderedDict()
+        self._awaited: dict[int, int] = {}
+        """How many are still to get it."""
         self._entries = 0
         self._bytes = 0
 
@@ -110,19 +117,31 @@ class Tail:
         return self._entries
 
     def get(self, revision: int) -> Entries | None:
-        return self._commits.get(revision)
+        """A commit, for one watcher, which does not ask for it again."""
+        entries = self._commits.get(revision)
+        if entries is not None:
+            self._awaited[revision] -= 1
+            if not self._awaited[revision]:
+                self._drop(revision)
+        return entries
 
-    def add(self, revision: int, entries: Entries) -> None:
+    def add(self, revision: int, entries: Entries, *, watchers: int) -> None:
         self._commits[revision] = entries
+        self._awaited[revision] = watchers
         self._entries += len(entries)
         self._bytes += _size(entries)
         while self._entries > TAIL_ENTRIES_MAX or self._bytes > TAIL_BYTES_MAX:
-            _, gone = self._commits.popitem(last=False)
-            self._entries -= len(gone)
-            self._bytes -= _size(gone)
+            self._drop(next(iter(self._commits)))
+
+    def _drop(self, revision: int) -> None:
+        gone = self._commits.pop(revision)
+        del self._awaited[revision]
+        self._entries -= len(gone)
+        self._bytes -= _size(gone)
 
     def clear(self) -> None:
         self._commits.clear()
+        self._awaited.clear()
         self._entries = self._bytes = 0
 
 
@@ -151,7 +170,8 @@ class Hub:
         """Tell everybody of one committed transaction, before its callers are answered."""
         self.revision = max(self.revision, revision)
         if self._watchers:
-            self.tail.add(revision, tuple(sorted(entries, key=_by_key_and_seqno)))
+            sorted_ = tuple(sorted(entries, key=_by_key_and_seqno))
+            self.tail.add(revision, sorted_, watchers=len(self._watchers))
             self._wake_watchers()
         if self.followed:
             self._own.add(revision)
