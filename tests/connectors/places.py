@@ -145,6 +145,7 @@ def start(
     last: Run | None = None,
     name: str = "acme/views",
     renamed_from: str | None = None,
+    resumed: bool = False,
     **config: Any,  # noqa: ANN401 - any JSON value
 ) -> Run:
     """Build, apply and open; whoever made the place closes it."""
@@ -156,7 +157,8 @@ def start(
         name=name,
         renamed_from=renamed_from,
     )
-    run = Run.start(what, epoch=epoch, last=None if last is None else last.built)
+    before = None if last is None else last.built
+    run = Run.start(what, epoch=epoch, last=before, resumed=resumed)
     place.runs.append(run)
     return run
 

@@ -606,7 +606,7 @@ def test_a_backfill_empties_its_table_once_and_no_other(place: Place) -> None:
     first.transaction([{"k": 3, "n": 3}], [])
     first.close()
     # Its record was lost: it is applied again with the spec before, and the rows are those of now.
-    start(place, *again, epoch=3, last=run)
+    start(place, *again, epoch=3, last=run, resumed=True)
     assert [row["k"] for row in place.rows("one")] == [3]
 
 

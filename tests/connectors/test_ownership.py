@@ -271,6 +271,15 @@ def test_what_an_old_release_filled_is_not_given_to_a_newcomer(place: Place) -> 
     assert sums(place) == {1: 1, 2: 2}
 
 
+def test_rows_that_the_log_does_not_know_are_not_added_to(place: Place) -> None:
+    filled(place)
+    with pytest.raises(ConnectorError, match="rows of acme/views that its recovery log does not"):
+        start(place, SUMS)
+    assert sums(place) == {1: 1, 2: 2}
+    start(place, ANEW).transaction([{"k": 1, "n": 1}])
+    assert sums(place) == {1: 1}
+
+
 def test_sqlite_has_one_table_by_all_spellings(tmp_path: Path) -> None:
     place = SqlitePlace(tmp_path)
     filled(place)
@@ -369,6 +378,7 @@ def test_no_claim_counts_twice_or_loses(
         assert there != "no" or stored is False, "rows are gone only where there were none"
         assert record is None or record.task in (None, "a/me")
     if kept and record is not None:
+        assert resumed or not stored, "rows that the log does not know would count twice"
         assert record.state_key == "t.v0"
         assert resumed or record.task == "a/me", "rows are not another's"
     if owner == "other":

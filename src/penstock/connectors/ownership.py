@@ -92,6 +92,8 @@ def claim(
         raise _lost(
             task, name, "is not the table that was filled, but another in its place", forget
         )
+    if record.filled and found.there and not resumed and not found.is_empty():
+        raise _unknown(task, name)
     if record.filled and found.there and keeps_rows(target, hard_delete) and found.is_empty():
         raise _lost(task, name, "is empty, and had rows", forget)
     return Claim()
@@ -134,6 +136,16 @@ def _lost(task: Task, name: str, what: str, forget: str) -> ConnectorError:
         why=f"{task.name} goes on behind the documents that it has stored, and they are not there",
         fix="raise `backfill` of the binding to fill it anew; or, if the table does hold what it "
         f"should: {forget}",
+    )
+
+
+def _unknown(task: Task, name: str) -> ConnectorError:
+    return ConnectorError(
+        f"table {name} has rows of {task.name} that its recovery log does not know",
+        why="another data directory has stored them, or the log was lost; everything would count "
+        "twice",
+        fix="run the task where it was run before, give the binding another table, or raise "
+        "`backfill` to fill this one anew",
     )
 
 

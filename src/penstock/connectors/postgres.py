@@ -443,6 +443,7 @@ def fenced(options: Options, task: str, epoch: int) -> FencedEndpoint:
     return FencedEndpoint(
         f"session {epoch} of {task} is over: a newer one has the database",
         where=options.server.name,
+        fix=sql.FENCED,
     )
 
 

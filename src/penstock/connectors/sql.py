@@ -30,6 +30,12 @@ TABLES: Final = "penstock_tables"
 """The table that remembers under which state key each target was filled."""
 
 
+FENCED: Final = (
+    "let the other one run; if there is none, another data directory has run a task of this name "
+    "here: give one of them another name and other tables"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """Where SQL differs from SQL."""

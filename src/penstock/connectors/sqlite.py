@@ -492,7 +492,9 @@ def _raise_fence(connection: sqlite3.Connection, task: str, epoch: int, path: st
 
 def _fenced(task: str, epoch: int, path: str) -> FencedEndpoint:
     return FencedEndpoint(
-        f"session {epoch} of {task} is over: a newer one has the database", where=path
+        f"session {epoch} of {task} is over: a newer one has the database",
+        where=path,
+        fix=sql.FENCED,
     )
 
 

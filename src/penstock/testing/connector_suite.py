@@ -27,7 +27,7 @@ from penstock.model.reduce import combine, reduce_full
 from penstock.model.schema import CompiledSchema, compiled
 from penstock.model.spec import Endpoint
 from penstock.native.arrow import to_arrow
-from penstock.runtime.connector import Attempt, Materialization, Session, Staged, Workers
+from penstock.runtime.connector import Attempt, Materialization, Session, Staged, Task, Workers
 from penstock.runtime.materialize.build import BoundTarget, Built, build
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.project import project
@@ -104,14 +104,26 @@ class Run:
 
     @classmethod
     def start(
-        cls, what: Built, *, epoch: int, last: Built | None = None, state: Json = None
+        cls,
+        what: Built,
+        *,
+        epoch: int,
+        last: Built | None = None,
+        state: Json = None,
+        resumed: bool = False,
     ) -> Run:
-        """Apply and open, as a leader does; what has the same state key as in `last` goes on."""
+        """Apply and open, as a leader does.
+
+        What has the same state key as in `last` goes on, or everything if it is `resumed`. Without
+        `last` everything goes on, but in the first epoch.
+        """
         before = None if last is None else last.task
-        known = set() if before is None else {target.state_key for target in before.targets}
-        what = what.resumed(
-            frozenset(each.binding for each in what.task.targets if each.state_key in known)
+        known = frozenset(
+            target.binding
+            for target in what.task.targets
+            if resumed or (epoch > 1 if before is None else _had(before, target.state_key))
         )
+        what = what.resumed(known)
         what.connector.apply(what.task, before, state, epoch=epoch)
         return cls(what, what.connector.open(what.task, epoch=epoch, state=state), epoch)
 
@@ -156,6 +168,10 @@ class Run:
 
     def close(self) -> None:
         self.session.close()
+
+
+def _had(task: Task, state_key: str) -> bool:
+    return any(target.state_key == state_key for target in task.targets)
 
 
 def expected(bind: Bind, documents: Sequence[Document]) -> dict[str, Document]:
