@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,17 @@ def catalog(directory: Path, image: str, config: dict[str, Any]) -> None:
 class Command:
     """A command that runs, and what it has said on stderr."""
 
-    def __init__(self, directory: Path, *arguments: str, stdin: int = subprocess.DEVNULL) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        stdin: int = subprocess.DEVNULL,
+        program: Sequence[str] = ("-m", "penstock"),
+    ) -> None:
         self._log = directory / f"stderr-{time.monotonic_ns()}"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *arguments],
+                [sys.executable, *program, *arguments],
                 cwd=directory,
                 stdin=stdin,
                 stdout=subprocess.DEVNULL,
@@ -239,6 +245,28 @@ def test_a_command_without_an_end_ends_when_it_is_stopped(
     command.stopped(number)
     assert "Traceback" not in command.said
     assert "Fatal" not in command.said
+
+
+def test_a_run_from_python_can_be_interrupted(tmp_path: Path) -> None:
+    script = "import penstock\nwith penstock.open(data='.penstock') as p: p.run()"
+    with sqlite_endpoint(tmp_path, ""):
+        command = Command(tmp_path, program=("-c", script))
+        time.sleep(6)
+        assert command.process.poll() is None, command.said
+        command.stopped()
+        assert "KeyboardInterrupt" in command.said
+        assert "was destroyed" not in command.said
+
+
+def test_a_committer_that_waits_for_its_database_ends_when_it_is_stopped(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with postgres_consensus(tmp_path, postgres_url):
+        command = Command(tmp_path, "persistd", "--listen", "127.0.0.1:0", "--admin-port", "0")
+        command.until_it_says("persistd starting")
+        time.sleep(1)
+        assert command.stopped(signal.SIGTERM) == 0
+        assert "Traceback" not in command.said
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,18 @@ def test_h2_nothing_is_opened_while_stopping() -> None:
     assert bench.settle() == ["WriteIntents", "Stop"]
 
 
+def test_a_stop_that_drains_closes_the_open_transaction_and_finishes_its_tail() -> None:
+    bench = begun(policy=SLOW)
+    bench.tell(ready(10))
+    bench.settle()
+    bench.tell(StopRequested(drain=True), CloseRequested())
+    bench.tell(ready(20))
+    told = bench.settle()
+    assert told.count("Rotate") == 1
+    assert told.index("Acknowledge") < told.index("WriteIntents") < told.index("Stop")
+    assert "Load" not in told, "what came later is left to the next session"
+
+
 def test_h3_a_request_to_close_without_a_transaction_is_forgotten_t22() -> None:
     bench = begun(policy=SLOW)
     assert bench.tell(CloseRequested(), ready(10)) == ["Load"]

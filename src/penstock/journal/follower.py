@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from penstock.consensus.statelog import closing
 from penstock.consensus.store import Consensus, Progress
@@ -25,6 +25,9 @@ from penstock.journal.timeline import BEGIN, Position, Timeline
 
 T = TypeVar("T")
 
+_ENDING_S: Final = 10.0
+"""How long work that is interrupted may take to clean up before it is left behind."""
+
 
 class LoopThread:
     """An event loop in a thread of its own, for callers that have none."""
@@ -35,12 +38,21 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`; if the caller is interrupted, so is the work."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Wait for `work`; if the caller is interrupted, so is the work, and has ended then."""
+        ended = threading.Event()
+
+        async def noticed() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(noticed(), self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
+            ended.wait(_ENDING_S)
             raise
 
     def close(self) -> None:

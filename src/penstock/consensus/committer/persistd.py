@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock import __version__
 from penstock.consensus.backend import Backend, PoolOptions
@@ -227,7 +227,7 @@ class Persistd:
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while not self._stopping.is_set():
             try:
-                return await attempt()
+                return await self._unless_stopped(attempt)
             except (Unavailable, ConsensusError) as error:
                 log.warning(
                     "waiting for consensus backend",
@@ -241,6 +241,22 @@ class Persistd:
                 async with asyncio.timeout(backoff.next_s()):
                     await self._stopping.wait()
         raise _Stopped
+
+    async def _unless_stopped(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """The result of `attempt`, which a stop cancels: the database may be locked for long."""
+        trying = asyncio.ensure_future(attempt())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        both: list[asyncio.Future[Any]] = [trying, stopping]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not trying.done():
+                trying.cancel()
+                await asyncio.wait([trying])
+        if trying.cancelled():
+            raise _Stopped
+        return trying.result()
 
     def _recovery(self) -> Recover:
         if self._options.self_heal:
