@@ -18,6 +18,7 @@ from penstock.engine import (
     _java_options,
     _java_version,
     _parallelism,
+    _protection,
     find_java,
     open_spark,
 )
@@ -108,6 +109,18 @@ def test_exchanges_have_some_partitions_for_each_core_of_this_machine() -> None:
     assert _parallelism("local[6]") == _parallelism("local[6,3]") == {key: "24"}
     assert int(_parallelism("local[*]")[key]) >= 4
     assert _parallelism("spark://127.0.0.1:7077") == {}
+
+
+def test_a_session_of_one_process_lets_no_other_process_in() -> None:
+    for master in ("local", "local[2]", "local[*]", "local[2,3]"):
+        assert _protection(master) == {"spark.authenticate": "true"}
+    for master in ("local-cluster[2,1,1024]", "spark://h:7077", "yarn", "k8s://https://h"):
+        assert _protection(master) == {}
+
+
+@pytest.mark.spark
+def test_the_ports_of_a_session_demand_its_secret(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.authenticate") == "true"
 
 
 @pytest.mark.spark

@@ -115,7 +115,7 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / "spark.log"
     builder = SparkSession.builder.master(options.master).appName(options.app_name)
-    defaults = {**_DEFAULTS, **_parallelism(options.master)}
+    defaults = {**_DEFAULTS, **_parallelism(options.master), **_protection(options.master)}
     for key, value in {**defaults, **_java_options(options, class_archive(java)), **_FIXED}.items():
         builder = builder.config(key, value)
     try:
@@ -197,6 +197,16 @@ def _parallelism(master: str) -> dict[str, str]:
         return {}
     cores = os.cpu_count() or 1 if found[1] == "*" else int(found[1])
     return {"spark.sql.shuffle.partitions": str(_PARTITIONS_PER_CORE * cores)}
+
+
+def _protection(master: str) -> dict[str, str]:
+    """Where driver and executors are one process, nobody else has business at its ports.
+
+    They are on loopback, and other users of the host could use them; Spark makes up a secret, and
+    keeps it. A cluster has its own, which only its operator knows.
+    """
+    here = re.fullmatch(r"local(\[[^\]]*\])?", master) is not None
+    return {"spark.authenticate": "true"} if here else {}
 
 
 def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -18,12 +20,14 @@ from penstock.cli import append, doctor, journals, persistd
 from penstock.cli.frame import register
 from penstock.connectors.postgres_server import Server
 from penstock.consensus.committer.client import RpcConsensus
-from penstock.errors import UserError
+from penstock.consensus.postgres import check_url
+from penstock.errors import UsageError, UserError
 from penstock.runtime.connector import ConnectorError
 from penstock.runtime.secrets import resolve
 from penstock.runtime.task_log import _Collector
-from penstock.servicekit import logs
-from penstock.servicekit.secrets import mask
+from penstock.servicekit import logs, secrets
+from penstock.servicekit.secrets import conceal, mask
+from penstock.settings import Settings
 from penstock.testing.postgres import PostgresServer
 
 app = typer.Typer()
@@ -39,6 +43,13 @@ def _restored_logging() -> Iterator[None]:
     root.handlers[:] = before[0]
     root.setLevel(before[1])
     package.setLevel(before[2])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_concealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins as a process does."""
+    monkeypatch.setattr(secrets, "_concealed", OrderedDict())
+    monkeypatch.setattr(secrets, "_pattern", None)
 
 
 URLS = [
@@ -78,10 +89,38 @@ def test_a_command_that_fails_shows_no_password(url: str, arguments: tuple[str, 
         assert ("Traceback" in result.stderr) == bool(debug)
 
 
+@pytest.mark.parametrize("url", ["u:a@b@h/d", "u:a/b@h/d", "u:a@h/d@x"])
+def test_a_url_that_libpq_reads_otherwise_than_we_do_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        check_url(f"postgresql://{url}")
+    for fine in ("u:a?b@h/d", "u:a%40b@h/d", "h/d?application_name=me@x", "h1,h2/d"):
+        check_url(f"postgresql://{fine}")
+
+
+def test_the_errors_below_an_error_are_masked_too() -> None:
+    def fails(settings: Settings) -> None:
+        """Fail."""
+        conceal("open-sesame-1")
+        try:
+            raise psycopg.OperationalError("host=h password=hunter22, or was it open-sesame-1")
+        except psycopg.Error as error:
+            raise UserError("no connection") from error
+
+    failing = typer.Typer()
+    register(failing, fails)
+    result = CliRunner().invoke(failing, ["--debug"])
+    assert result.exit_code == 1
+    assert "OperationalError: host=h password=<redacted>" in result.stderr
+    assert not {"hunter22", "open-sesame-1"} & set(re.split(r"[\s=,]", _below(result.stderr)))
+
+
+def _below(text: str) -> str:
+    """What the exceptions said, without the lines of this file that a stack trace quotes."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+
+
 @pytest.mark.parametrize("url", URLS)
 def test_nor_does_the_doctor(url: str, tmp_path: Path) -> None:
-    from penstock.settings import Settings
-
     settings = Settings.resolve({"consensus": url, "data": tmp_path}, {})
     finding = doctor._examine("consensus", doctor._consensus, settings)
     assert not finding.ok

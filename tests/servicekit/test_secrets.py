@@ -44,6 +44,7 @@ def _nothing_concealed(monkeypatch: pytest.MonkeyPatch) -> None:
             id="names that sound secret",
         ),
         pytest.param("u:pw@h", "u:<redacted>@h", id="no scheme at all"),
+        pytest.param("x://user:password@h", "x://user:password@h", id="an example of a URL"),
         pytest.param(
             "sqlite://u:pw@/var/p.db", "sqlite://u:<redacted>@/var/p.db", id="where none belongs"
         ),

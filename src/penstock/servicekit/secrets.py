@@ -46,6 +46,9 @@ _SECRET_NAME = re.compile(rf"(?i)[\w.-]*{_NAME}[\w.-]*")
 _TOKEN_SCHEMES = frozenset({"grpc", "grpc+unix", "http", "https"})
 """What stands alone before the @ of such a URL is no user, but a token."""
 
+_PLACEHOLDERS = frozenset({"password", "…"})
+"""What stands for a password where we say how to write one."""
+
 _concealed: OrderedDict[str, None] = OrderedDict()
 _pattern: re.Pattern[str] | None = None
 
@@ -90,7 +93,8 @@ def conceal_url(url: str) -> None:
     if not colon and scheme.lower() in _TOKEN_SCHEMES:
         password = user
         beside = beside[1:]
-    for value in (password, unquote(password)):
+    # A driver may take the password apart where it holds what separates the parts of a URL.
+    for value in (password, unquote(password), *re.split(r"[@/:?#]", password)):
         conceal(value, beside=beside)
     for name, value in parse_qsl(query):
         if sounds_secret(name) and not name.lower().endswith(_FILE_OPTIONS):
@@ -140,11 +144,12 @@ def mask_url(url: str) -> str:
             return masked
         scheme, rest = "", url
     userinfo, at, address = rest.rpartition("@")
-    user, colon, _ = userinfo.partition(":")
+    user, colon, password = userinfo.partition(":")
     if at and not colon and scheme.lower() in _TOKEN_SCHEMES and "/" not in userinfo:
         user = REDACTED
     host, question, query = address.partition("?")
-    masked = f"{user}{f':{REDACTED}' if colon else ''}{at}{host}"
+    hidden = f":{password if password in _PLACEHOLDERS else REDACTED}" if colon else ""
+    masked = f"{user}{hidden}{at}{host}"
     return f"{scheme}{separator}{masked}{question}{_PARAMETER.sub(_parameter, query)}"
 
 
