@@ -38,8 +38,8 @@ from penstock import failpoints
 from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.codec import decode_page
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
+from penstock.journal.integrity import located, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.schemas import Schemas
 from penstock.journal.sealing import plan_page, reseal, seal
@@ -329,7 +329,7 @@ async def _merge(
 
     Its records are those of a state of their own, to which the same happens as to any other.
     """
-    read = [decode_page(await asyncio.to_thread(blobs.read, page.path)) for page in pages]
+    read = [await asyncio.to_thread(read_page, blobs, page, name) for page in pages]
     held = JournalState(
         status=Status.ACTIVE, records=tuple(record for page in read for record in page)
     )
@@ -350,7 +350,13 @@ async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) ->
     written = await asyncio.to_thread(_copy, blobs, name, rewrite, root)
     failpoints.hit(_WRITTEN)
     assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
-    return Compact(begin=rewrite.begin, end=rewrite.end, path=written.at.path, bytes=written.bytes)
+    return Compact(
+        begin=rewrite.begin,
+        end=rewrite.end,
+        path=written.at.path,
+        bytes=written.bytes,
+        digest=written.at.digest,
+    )
 
 
 async def _replaces(blobs: BlobStore, paths: Sequence[str]) -> None:
@@ -376,8 +382,9 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
     # Always an object, however small: the diff can name nothing else.
     with FragmentWriter(blobs, prefix, layout, "compacted", inline=False) as writer:
         for fragment in rewrite.fragments:
-            for batch in read_fragment(blobs, fragment, root):
-                writer.write(batch)
+            with located(name, fragment.begin, fragment.end):
+                for batch in read_fragment(blobs, fragment, root):
+                    writer.write(batch)
         written = writer.finish()
     rows = sum(fragment.rows for fragment in rewrite.fragments)
     if written is None or written.rows != rows:
@@ -480,7 +487,7 @@ async def _named(journals: Journals, blobs: BlobStore) -> set[str]:
         named.update(_paths(journal.state.records))
         for page in journal.state.pages:
             named.add(page.path)
-            named.update(_paths(decode_page(await asyncio.to_thread(blobs.read, page.path))))
+            named.update(_paths(await asyncio.to_thread(read_page, blobs, page, journal.name)))
     return named
 
 
