@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from journal.publishing import ORDERS, World, batch, world
+from penstock.catalog import desired
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.codec import JournalMachine, decode_page, encode_page
 from penstock.journal.fragments import (
@@ -41,6 +42,7 @@ from penstock.journal.sealing import seal
 from penstock.journal.state import Blob, Fragment
 from penstock.journal.upkeep import CompactionOptions, collect_garbage, compact_all
 from penstock.model.clock import Clock, Producer
+from penstock.model.spec import Catalog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -345,34 +347,34 @@ def test_a_compacted_object_has_a_digest_in_each_of_its_fragments(tmp_path: Path
 
 
 def test_compaction_does_not_make_damage_look_sound(tmp_path: Path) -> None:
+    """And goes on with other journals."""
+
     async def scene() -> None:
         async with world(tmp_path) as here:
-            for n in range(3):
-                await publish(here, [n], text=6_000)
-            before = await here.journals.list()
-            damage(tmp_path)
+            for n in range(6):
+                await publish(here, [n], text=6_000, region="us" if n % 2 else "eu")
+            sick, sound = await here.journals.list()
+            damage(tmp_path / "blobs/acme/orders/region=eu")
             with pytest.raises(CorruptBlob) as caught:
                 await compact_all(here.journals, here.blobs, here.schemas, options=EAGER)
-            assert "offsets" in str(caught.value.where)
-            assert await here.journals.list() == before
+            assert f"journal {sick.name}, offsets" in str(caught.value.where)
+            now = await here.journals.list()
+            assert now[0] == sick
+            assert now[1] != sound
 
     asyncio.run(scene())
 
 
-async def publish(here: World, numbers: list[int], *, text: int) -> None:
+async def publish(here: World, numbers: list[int], *, text: int, region: str | None = "eu") -> None:
     publisher = here.publisher()
-    documents = [{"id": n, "region": "eu", "text": os.urandom(text).hex()} for n in numbers]
+    documents = [{"id": n, "region": region, "text": os.urandom(text).hex()} for n in numbers]
     await publisher.publish(0, batch(documents))
     await publisher.commit_now()
 
 
-def objects(directory: Path) -> list[Path]:
-    return sorted((directory / "blobs" / "acme").rglob("*.parquet"))
-
-
 def damage(directory: Path) -> None:
     """One bit of the first object, in the middle of it."""
-    file = objects(directory)[0]
+    file = min(directory.rglob("*.parquet"))
     data = file.read_bytes()
     file.write_bytes(flipped(data, len(data) // 2, 3))
 
@@ -388,6 +390,7 @@ def positions(file: Path) -> Iterator[tuple[str, int]]:
             yield region, position
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("appends", "text", "compacted"),
     [
@@ -446,3 +449,34 @@ def test_spark_shows_the_right_documents_or_none(
     from pyspark.errors import PySparkException
 
     asyncio.run(scene())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("count", [40, 15_000], ids=["a small object", "a large object"])
+def test_the_source_shows_the_right_documents_or_none(
+    tmp_path: Path, spark: SparkSession, count: int
+) -> None:
+    """Arrow in tasks."""
+    from pyspark.errors import PySparkException
+
+    async def deploy() -> None:
+        async with world(tmp_path, f"sqlite:///{tmp_path}/consensus.db") as here:
+            await desired.apply(here.journals.store, Catalog(collections=(ORDERS,)))
+            await publish(here, list(range(count)), text=400 if count < 100 else 16)
+
+    def total() -> int:
+        frame = spark.read.format("penstock").options(data=tmp_path, collection=ORDERS.name).load()
+        [row] = frame.selectExpr("sum(xxhash64(id, region, text) % 1000003)").collect()
+        return int(row[0])
+
+    asyncio.run(deploy())
+    (file,) = (tmp_path / "blobs").rglob("*.parquet")
+    right, data = total(), file.read_bytes()
+    for region in ("pages", "footer"):
+        places = regions(file)[region]
+        position = places[len(places) // 2][5]
+        file.write_bytes(flipped(data, position, 1))
+        with pytest.raises(PySparkException, match="an object is damaged"):
+            total()
+        file.write_bytes(data)
+    assert total() == right

@@ -236,7 +236,7 @@ def _write_parquet(file: Path, documents: Sequence[pa.RecordBatch]) -> None:
 
 
 def _write_summed(file: Path, documents: Sequence[pa.RecordBatch]) -> None:
-    with file.open("wb") as opened, _pa.PythonFile(opened, "w") as sink:
+    with _pa.OSFile(str(file), "wb") as sink:
         summing = SummingSink(sink)
         schema, to = documents[0].schema, _pa.PythonFile(summing, "w")
         with _pq.ParquetWriter(to, schema, compression="zstd", write_page_checksum=True) as writer:

@@ -51,9 +51,8 @@ SUMS_KEY: Final = "penstock.sums"
 
 RESTORE: Final = "restore the object from a backup; `penstock verify` lists all that is damaged"
 
-_MAGIC_BYTES: Final = 4
-_TAIL_BYTES: Final = 8
-"""Behind the footer: its length, and the magic again."""
+_MAGIC: Final = b"PAR1"
+_MAGIC_BYTES: Final = len(_MAGIC)
 
 
 class CorruptBlob(PenstockError):
@@ -91,7 +90,7 @@ class Sums:
     """
 
     body: int
-    """CRC-32 of everything before the footer."""
+    """CRC-32 of everything before the footer, of a small object."""
     headers: int
     """XXH3 of the headers of all pages, one after the other."""
     sizes: Sequence[int] = ()
@@ -161,7 +160,8 @@ class SummingSink:
         if self._footer is not None:
             self._footer.update(view)
         else:
-            self._body = zlib.crc32(view, self._body)
+            if self._bytes <= WHOLE_BYTES:
+                self._body = zlib.crc32(view, self._body)
             self._walk(view)
         self._sink.write(data)
         return len(view)
@@ -182,7 +182,7 @@ class SummingSink:
         self._footer, self._footer_begin = xxhash.xxh3_64(), self._bytes
         large = self._bytes > WHOLE_BYTES
         return Sums(
-            body=self._body,
+            body=0 if large else self._body,
             headers=self._headers.intdigest(),
             sizes=self._sizes if large else (),
             header_sizes=self._header_sizes if large else (),
@@ -359,15 +359,16 @@ def check_object(blobs: BlobStore, blob: Blob) -> int:
         raise Bug("an object is compared that has no digest", where=blob.path)
     with blobs.open(blob.path) as source:
         _, sums = _parsed(blob, _read_footer(source, blob))
-        left = blob.digest.bytes - blob.digest.footer
-        found = 0
-        source.seek(0)
-        while left:
-            some = source.read(min(left, _STEP_BYTES))
-            found = zlib.crc32(some, found)
-            left -= len(some)
-        if found != sums.body:
+        body = blob.digest.bytes - blob.digest.footer
+        if not sums.sizes:
+            _compare_body(blob, memoryview(_read_at(source, body, 0)), sums)
+            return blob.digest.bytes
+        if _read_at(source, _MAGIC_BYTES, 0) != _MAGIC:
             raise damaged(blob.path, _WRONG)
+        pages = _Pages(source, blob, sums)
+        pages.seek(_MAGIC_BYTES)
+        while pages.tell() < body:
+            pages.read(min(_STEP_BYTES, body - pages.tell()))
     return blob.digest.bytes
 
 

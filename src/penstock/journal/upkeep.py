@@ -39,7 +39,7 @@ from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
-from penstock.journal.integrity import located, read_page
+from penstock.journal.integrity import CorruptBlob, located, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.schemas import Schemas
 from penstock.journal.sealing import plan_page, reseal, seal
@@ -257,17 +257,26 @@ async def compact_all(
     progress: Progress = _unseen,
     stop: asyncio.Event | None = None,
 ) -> Compacted:
-    """Compact the journals of a collection, or all there are; `stop` ends it after a journal."""
+    """Compact the journals of a collection, or all there are; `stop` ends it after a journal.
+
+    A journal that is damaged is left as it is, and told of when the others are done.
+    """
     done = Compacted()
+    corrupt: CorruptBlob | None = None
     found = await journals.list(collection)
     due = [journal.name for journal in found if _is_due(journal.state, options)]
     for number, name in enumerate(due):
         if stop is not None and stop.is_set():
             break
         progress(number, len(due))
-        done += await compact_journal(journals, blobs, schemas, name, options)
+        try:
+            done += await compact_journal(journals, blobs, schemas, name, options)
+        except CorruptBlob as error:
+            corrupt = corrupt or error
     else:
         progress(len(due), len(due))
+    if corrupt is not None:
+        raise corrupt
     return done
 
 

@@ -298,12 +298,11 @@ class _Look:
                 return
 
     async def _rows(self, fragments: Sequence[Fragment]) -> None:
-        places: dict[str | int, list[Fragment]] = {}
+        places: dict[object, list[Fragment]] = {}
         for fragment in fragments:
             at = fragment.at
-            places.setdefault(at.path if isinstance(at, Blob) else fragment.begin, []).append(
-                fragment
-            )
+            place = (at.path, at.digest) if isinstance(at, Blob) else fragment.begin
+            places.setdefault(place, []).append(fragment)
         some = list(places.values())
         for first in range(0, len(some), OBJECTS_AT_ONCE):
             await asyncio.gather(*map(self._place, some[first : first + OBJECTS_AT_ONCE]))
@@ -321,7 +320,7 @@ class _Look:
         begin, end = fragments[0].begin, fragments[-1].end
         try:
             root = await self._layouts.get(fragments[0].schema)
-            self._done.bytes += await asyncio.to_thread(_compare, self._blobs, fragments, root)
+            size = await asyncio.to_thread(_compare, self._blobs, fragments, root)
         except _Differs as error:
             self._add("rows are not those of their record", *error.place, path, str(error))
         except _BROKEN as error:
@@ -330,6 +329,7 @@ class _Look:
                 what = f"an object is missing or damaged: {path}"
             self._wrong(error, what, begin, end, path)
         else:
+            self._done.bytes += size
             self._done.rows += sum(fragment.rows for fragment in fragments)
 
     def _wrong(self, error: Exception, what: str, begin: int, end: int, path: str | None) -> None:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow
@@ -25,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import Bug, PenstockError
 from penstock.model.clock import Clock, Producer
+from penstock.native.summed import SummedFile, sum_of
 from penstock.shuffle.segments import Clocks, Segment
 from penstock.shuffle.slice import ADJUSTED_CLOCK, BINDING, CLOCK, PRIORITY, PRODUCER, SHARD
 
@@ -131,26 +131,6 @@ class _Refused(Exception):
     """Rows that must not be staged; reported as data, since trying again would not help."""
 
 
-class _Summing:
-    """A file that is written from its begin to its end, and the sum of what was."""
-
-    closed = False
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.sum = 0
-
-    def write(self, data: bytes) -> int:
-        self.sum = zlib.crc32(data, self.sum)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
 def _write_file(path: Path, batches: Batches) -> int:
     """A file of these batches, which is on disk when this returns; none, if there are none.
 
@@ -161,7 +141,7 @@ def _write_file(path: Path, batches: Batches) -> int:
     options = _pa.ipc.IpcWriteOptions(compression="zstd")
     try:
         with path.open("xb") as file:
-            summing = _Summing(file)
+            summing = SummedFile(file)
             with _pa.ipc.new_file(summing, first.schema, options=options) as writer:
                 writer.write_batch(first)
                 for batch in batches:
@@ -327,10 +307,8 @@ def _check(read: Read) -> None:
     Before it is decoded: Arrow believes what a file says of itself.
     """
     with Path(read.path).open("rb") as file:
-        sum_ = 0
-        while some := file.read(BATCH_BYTES):
-            sum_ = zlib.crc32(some, sum_)
-    if sum_ != read.sum:
+        found = sum_of(file)
+    if found != read.sum:
         raise CorruptSegment(
             f"a segment is damaged: {read.path}",
             why="its checksum is not that of what was written",
