@@ -19,6 +19,7 @@ from msgspec import structs
 
 from journal.publishing import ORDERS, World, batch, world
 from penstock.catalog import desired
+from penstock.journal import integrity as module
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.codec import JournalMachine, decode_page, encode_page
 from penstock.journal.fragments import (
@@ -224,6 +225,31 @@ def test_pages_of_other_columns_are_neither_read_nor_compared(
             read(blobs, fragment, ["text"])
     finally:
         file.write_bytes(data)
+
+
+@pytest.mark.parametrize("written_by", [0, 1, 2, 3])
+@pytest.mark.parametrize("read_by", [0, 1, 2, 3])
+def test_releases_may_differ_in_what_is_small(
+    blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_by: int, read_by: int
+) -> None:
+    """The limit lies below the object, within its footer, or above, when it is written and read."""
+    fragment, blob = written(blobs, 500, text=8)
+    assert blob.digest is not None
+    body, right = blob.digest.bytes - blob.digest.footer, read(blobs, fragment)
+    limits = [body - 1, body, body + 1, 2 * body]
+    monkeypatch.setattr(module, "WHOLE_BYTES", limits[written_by])
+    fragment, blob = written(blobs, 500, text=8)
+    assert blob.digest is not None
+    monkeypatch.setattr(module, "WHOLE_BYTES", limits[read_by])
+    assert read(blobs, fragment).equals(right)
+    check_skeleton(blobs, blob, headers=True)
+    check_object(blobs, blob)
+    file = tmp_path / blob.path
+    data = file.read_bytes()
+    for position in (0, 4, body // 2, body + 1, len(data) - 1):
+        file.write_bytes(flipped(data, position, 1))
+        with pytest.raises(CorruptBlob):
+            check_object(blobs, blob)
 
 
 def test_another_object_in_its_place_is_damage(blobs: BlobStore, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -319,15 +319,11 @@ def open_parquet(source: pa.NativeFile, blob: Blob) -> Any:  # noqa: ANN401 - th
     if blob.digest is None:
         small = source.size() <= WHOLE_BYTES
         return _pq.ParquetFile(_pa.BufferReader(source.read_buffer()) if small else source)
-    if source.size() <= WHOLE_BYTES:
-        whole = source.read_buffer()
-        footer = _footer(blob, memoryview(whole), source.size())
-        metadata, sums = _parsed(blob, footer)
-        _compare_body(blob, memoryview(whole)[: -len(footer)], sums)
-        return _pq.ParquetFile(_pa.BufferReader(whole), metadata=metadata)
-    metadata, sums = _parsed(blob, _read_footer(source, blob))
-    pages = _Pages(source, blob, sums)
-    return _pq.ParquetFile(_pa.PythonFile(pages, "r"), metadata=metadata)
+    opened = _open(source, blob, blob.digest)
+    if opened.whole is not None:
+        return _pq.ParquetFile(_pa.BufferReader(opened.whole), metadata=opened.metadata)
+    pages = _pa.PythonFile(_Pages(source, blob, opened.sums), "r")
+    return _pq.ParquetFile(pages, metadata=opened.metadata)
 
 
 def check_skeleton(blobs: BlobStore, blob: Blob, *, headers: bool) -> None:
@@ -338,18 +334,15 @@ def check_skeleton(blobs: BlobStore, blob: Blob, *, headers: bool) -> None:
     if blob.digest is None:
         return
     with blobs.open(blob.path) as source:
-        if source.size() <= WHOLE_BYTES:
-            open_parquet(source, blob)
-            return
-        _, sums = _parsed(blob, _read_footer(source, blob))
-        if not headers:
+        opened = _open(source, blob, blob.digest)
+        if opened.whole is not None or not headers:
             return
         found: Any = xxhash.xxh3_64()
         at = _MAGIC_BYTES
-        for size, header in zip(sums.sizes, sums.header_sizes, strict=True):
+        for size, header in zip(opened.sums.sizes, opened.sums.header_sizes, strict=True):
             found.update(_read_at(source, header, at))
             at += size
-        if found.intdigest() != sums.headers:
+        if found.intdigest() != opened.sums.headers:
             raise damaged(blob.path, "the headers of its pages are not those that were written")
 
 
@@ -358,17 +351,15 @@ def check_object(blobs: BlobStore, blob: Blob) -> int:
     if blob.digest is None:
         raise Bug("an object is compared that has no digest", where=blob.path)
     with blobs.open(blob.path) as source:
-        _, sums = _parsed(blob, _read_footer(source, blob))
-        body = blob.digest.bytes - blob.digest.footer
-        if not sums.sizes:
-            _compare_body(blob, memoryview(_read_at(source, body, 0)), sums)
-            return blob.digest.bytes
-        if _read_at(source, _MAGIC_BYTES, 0) != _MAGIC:
-            raise damaged(blob.path, _WRONG)
-        pages = _Pages(source, blob, sums)
-        pages.seek(_MAGIC_BYTES)
-        while pages.tell() < body:
-            pages.read(min(_STEP_BYTES, body - pages.tell()))
+        opened = _open(source, blob, blob.digest)
+        if opened.whole is None:
+            if _read_at(source, _MAGIC_BYTES, 0) != _MAGIC:
+                raise damaged(blob.path, _WRONG)
+            pages = _Pages(source, blob, opened.sums)
+            end = blob.digest.bytes - blob.digest.footer
+            pages.seek(_MAGIC_BYTES)
+            while pages.tell() < end:
+                pages.read(min(_STEP_BYTES, end - pages.tell()))
     return blob.digest.bytes
 
 
@@ -381,22 +372,30 @@ _STEP_BYTES: Final = 4 << 20
 _WRONG: Final = "its checksum is not that of what was written"
 
 
-def _read_footer(source: pa.NativeFile, blob: Blob) -> bytes:
-    assert blob.digest is not None  # noqa: S101 - asked before
-    size, footer = source.size(), blob.digest.footer
-    return bytes(_footer(blob, _read_at(source, footer, max(size - footer, 0)), size))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """An object of which the footer was compared, and if it was read as a whole, all of it."""
+
+    metadata: Any
+    sums: Sums
+    whole: pa.Buffer | None
 
 
-def _footer(blob: Blob, end: bytes | memoryview, size: int) -> bytes | memoryview:
-    """The footer, of which `end` has all and perhaps more, of an object with this size."""
-    digest = blob.digest
-    assert digest is not None  # noqa: S101 - asked before
+def _open(source: pa.NativeFile, blob: Blob, digest: Digest) -> _Opened:
+    body = digest.bytes - digest.footer
+    whole = source.read_buffer() if body <= WHOLE_BYTES else None
+    size = source.size() if whole is None else whole.size
     if size != digest.bytes:
         raise damaged(blob.path, f"it has {size} bytes, and {digest.bytes} were written")
-    footer = end[-digest.footer :]
+    footer = _read_at(source, digest.footer, body) if whole is None else memoryview(whole)[body:]
     if xxhash.xxh3_64_intdigest(footer) != digest.value:
         raise damaged(blob.path, "its footer is not the one that was written")
-    return footer
+    metadata, sums = _parsed(blob, footer)
+    if whole is None and not sums.sizes:  # of a release that read larger ones as a whole
+        whole = _pa.py_buffer(_read_at(source, digest.bytes, 0))
+    if whole is not None:
+        _compare_body(blob, memoryview(whole)[:body], sums)
+    return _Opened(metadata=metadata, sums=sums, whole=whole)
 
 
 def _parsed(blob: Blob, footer: bytes | memoryview) -> tuple[Any, Sums]:
@@ -412,8 +411,22 @@ def _parsed(blob: Blob, footer: bytes | memoryview) -> tuple[Any, Sums]:
 
 
 def _compare_body(blob: Blob, body: memoryview, sums: Sums) -> None:
-    if zlib.crc32(body) != sums.body:
+    if not sums.sizes:
+        if zlib.crc32(body) != sums.body:
+            raise damaged(blob.path, _WRONG)
+        return
+    if bytes(body[:_MAGIC_BYTES]) != _MAGIC:  # and this of one that read only smaller ones so
         raise damaged(blob.path, _WRONG)
+    _compare_pages(blob, body, 0, list(accumulate(sums.sizes, initial=_MAGIC_BYTES)), sums.pages)
+
+
+def _compare_pages(
+    blob: Blob, data: memoryview, begin: int, bounds: Sequence[int], sums: Sequence[int]
+) -> None:
+    """Pages of an object, of which `data` has the bytes from `begin` on."""
+    for sum_, (low, high) in zip(sums, pairwise(bounds), strict=True):
+        if zlib.crc32(data[low - begin : high - begin]) != sum_:
+            raise damaged(blob.path, f"{_WRONG}, in bytes {low} to {high}")
 
 
 class _Pages:
@@ -446,11 +459,8 @@ class _Pages:
             raise Bug("something else than pages of an object is read", where=self._blob.path)
         low = self._begins[first]
         data = memoryview(_read_at(self._source, self._begins[last] - low, low))
-        for page in range(first, last):
-            content = data[self._begins[page] - low : self._begins[page + 1] - low]
-            if zlib.crc32(content) != self._sums[page]:
-                why = f"{_WRONG}, in bytes {self._begins[page]} to {self._begins[page + 1]}"
-                raise damaged(self._blob.path, why)
+        bounds, sums = self._begins[first : last + 1], self._sums[first:last]
+        _compare_pages(self._blob, data, low, bounds, sums)
         self._at = end
         return data[begin - low : end - low]
 
