@@ -15,6 +15,7 @@ from penstock.journal.state import (
     Compact,
     Create,
     Diff,
+    Digest,
     Drop,
     Fragment,
     Inline,
@@ -33,7 +34,7 @@ from penstock.journal.state import (
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
-from penstock.testing.strategies_journal import appends, records
+from penstock.testing.strategies_journal import appends, digests, records
 
 MACHINE = JournalMachine()
 CREATE = Create(collection="c", labels=(("region", "eu"),), key_begin=0, key_end=0xFFFFFFFF)
@@ -93,12 +94,18 @@ class JournalDiffs(RuleBasedStateMachine):
         self.commit(Retain(offset=max(self.state.end - back, 0)))
 
     @precondition(lambda self: self.state.readable)
-    @rule(first=st.integers(0, 5), count=st.integers(1, 4), size=st.integers(1, 1000))
-    def compact(self, first: int, count: int, size: int) -> None:
+    @rule(
+        first=st.integers(0, 5),
+        count=st.integers(1, 4),
+        size=st.integers(1, 1000),
+        digest=st.none() | digests(),
+    )
+    def compact(self, first: int, count: int, size: int, digest: Digest | None) -> None:
         chosen = [r for r in self.state.records if isinstance(r, Fragment)][first : first + count]
         if chosen and len({fragment.schema for fragment in chosen}) == 1:
             before = _rows(self.state)
-            self.commit(Compact(begin=chosen[0].begin, end=chosen[-1].end, path="new", bytes=size))
+            begin, end = chosen[0].begin, chosen[-1].end
+            self.commit(Compact(begin=begin, end=end, path="new", bytes=size, digest=digest))
             assert _rows(self.state) == before
             moved = [r for r in self.state.records if isinstance(r, Fragment)][
                 first : first + count
@@ -106,7 +113,7 @@ class JournalDiffs(RuleBasedStateMachine):
             assert sum(fragment.bytes for fragment in moved) == size
             expected = 0
             for fragment in moved:
-                assert fragment.at == Blob(path="new", row=expected)
+                assert fragment.at == Blob(path="new", row=expected, digest=digest)
                 expected += fragment.rows
 
     @precondition(lambda self: self.state.readable and len(self.state.records) > 2)
@@ -119,6 +126,7 @@ class JournalDiffs(RuleBasedStateMachine):
         page = Page(
             path=path, begin=sealed[0].begin, end=sealed[-1].end, records=count,
             rows=0, bytes=0, revision_min=sealed[0].revision, revision_max=sealed[-1].revision,
+            digest=count if count > 1 else None,
         )  # fmt: skip
         self.commit(Seal(page=page))
 
@@ -212,6 +220,27 @@ def test_what_the_first_release_wrote_is_still_read() -> None:
     assert MACHINE.decode_diff(bytes.fromhex(diff), 1) == Append(records=(ROWS, CLOSED))
     assert MACHINE.decode_state(bytes.fromhex(state), 1, 7) == SEALED
     assert decode_page(bytes.fromhex(page)) == OPEN.records[:1]
+
+
+def test_what_has_digests_is_encoded_for_good() -> None:
+    digest = Digest(bytes=9, footer=4, value=1 << 63)
+    rows = replace(ROWS, at=Blob(path="p", row=1, digest=digest))
+    fragment = (
+        "9a000000020395a170010904cf8000000000000000a1739199cf0000010000000007"
+        "01000102cca0cca101c30102"
+    )
+    encoded = {
+        Append(records=(rows,)): f"920191{fragment}",
+        Compact(
+            begin=0, end=2, path="q", bytes=9, digest=digest
+        ): "98050002a171090904cf8000000000000000",
+        Seal(page=replace(PAGE, digest=7)): "920699a1700002010203050507",
+    }
+    for diff, text in encoded.items():
+        assert MACHINE.encode_diff(diff).hex() == text
+        assert MACHINE.decode_diff(bytes.fromhex(text), 3) == diff
+    assert encode_page([rows]).hex() == f"920291{fragment}"
+    assert decode_page(bytes.fromhex(f"920291{fragment}")) == (rows,)
 
 
 @pytest.mark.parametrize(

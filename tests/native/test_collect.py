@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from tempfile import SpooledTemporaryFile
+
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from penstock.errors import Unavailable
 from penstock.native import collect
 from penstock.native.collect import collected
 
@@ -23,6 +27,28 @@ def test_every_row_arrives_once(
     with collected(frame) as batches:
         found = [(row["id"], row["text"]) for batch in batches for row in batch.to_pylist()]
     assert sorted(found) == [(n, f"{n:X}") for n in range(25_000)]
+
+
+class Rotten(SpooledTemporaryFile[bytes]):
+    """A disk that gives back another bit than it was given."""
+
+    def seek(self, *to: int) -> int:
+        at = self.tell()
+        if at > 1000:
+            super().seek(at // 2)
+            (byte,) = self.read(1)
+            super().seek(at // 2)
+            self.write(bytes([byte ^ 4]))
+        return super().seek(*to)
+
+
+def test_what_a_disk_has_changed_is_not_used(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Rotten)
+    with pytest.raises(Unavailable, match="not what was written"), collected(spark.range(25_000)):
+        pass
 
 
 def test_no_rows_are_no_batches_or_empty_ones(spark: SparkSession) -> None:

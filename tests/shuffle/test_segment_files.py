@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.model.clock import Clock, Producer
 from penstock.shuffle.segment_files import (
     BATCH_BYTES,
+    CorruptSegment,
     Read,
     Wanted,
     _Refused,
@@ -108,8 +109,8 @@ def test_ranges_of_clocks_by_binding_and_producer() -> None:
 def test_large_documents_are_written_in_small_batches(tmp_path: Path) -> None:
     large = batch(clocks(*range(100)), text="x" * (BATCH_BYTES // 10))
     path = tmp_path / "segment"
-    _write_file(path, _Rows(3).checked([large]))
-    read = list(_rows_of(Read(path=str(path), wanted=None), large.schema))
+    sum_ = _write_file(path, _Rows(3).checked([large]))
+    read = list(_rows_of(Read(path=str(path), sum=sum_, wanted=None), large.schema))
     assert pa.Table.from_batches(read).equals(pa.Table.from_batches([large]))
     assert max(each.nbytes for each in read) <= BATCH_BYTES
 
@@ -125,12 +126,27 @@ def test_a_task_holds_a_batch_at_a_time(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
 
     path, rows = tmp_path / "segment", 0
-    _write_file(path, _Rows(3).checked(watched()))
-    for each in _rows_of(Read(path=str(path), wanted=None), batch([]).schema):
+    sum_ = _write_file(path, _Rows(3).checked(watched()))
+    for each in _rows_of(Read(path=str(path), sum=sum_, wanted=None), batch([]).schema):
         rows += each.num_rows
         most = max(most, pa.total_allocated_bytes() - before)
     assert rows == 10_000
     assert most < 10 << 20
+
+
+def test_no_bit_of_a_segment_can_flip_unnoticed(tmp_path: Path) -> None:
+    rows = batch(clocks(*range(50)), text="abc")
+    path = tmp_path / "segment"
+    read = Read(path=str(path), sum=_write_file(path, _Rows(3).checked([rows])), wanted=None)
+    data = path.read_bytes()
+    for position in range(0, len(data), 5):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(CorruptSegment, match=str(path)):
+            list(_rows_of(read, rows.schema))
+    path.write_bytes(data)
+    assert sum(each.num_rows for each in _rows_of(read, rows.schema)) == 50
 
 
 def test_no_rows_no_file(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_example_of_the_design() -> None:
     segments = staged([one, two], task=ALONE)
     (read,) = segments.take(deliveries([two]))
     fifteen = Clocks(binding=0, producer=TWO, first=Clock(15), last=Clock(15))
-    assert read == SegmentRead(lsn=1, shard=0, path="1/0", wanted=(fifteen,))
+    assert read == SegmentRead(lsn=1, shard=0, path="1/0", sum=0, wanted=(fifteen,))
     assert segments.reclaim(deliveries([two])).paths == ()
     assert segments.bytes == (30,)
     (read,) = segments.take(deliveries([one]))

@@ -2,10 +2,11 @@
 
 - Append: documents in Arrow batches, as one transaction on SQLite: stamped, routed, counted, made
   durable, committed. Beside it PyArrow writes the same batches to a Parquet file of the same codec,
-  and neither waits for the disk nor tells anybody.
+  and neither waits for the disk nor tells anybody; once more with checksums as fragments have them.
 - Scan: one aggregate over all columns of clean fragments, planning included, beside the same
   aggregate of `spark.read.parquet` over copies of the same files; also through
-  `format("penstock")`, whose rows pass through Python.
+  `format("penstock")`, whose rows pass through Python. And what checksums cost: the same scan, and
+  the same fragments read by Arrow, without comparing them.
 - Latency: from the call that appends one document to its arrival at a subscriber, on SQLite.
 - Listing: CPU time to list 10,000 journals, each with an append.
 """
@@ -28,20 +29,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+from msgspec import structs
 
 from penstock import wall_clock
 from penstock.bench.frame import OURS, Bench, Chart, Goal, Report, Result, seconds_of
 from penstock.catalog import desired
 from penstock.consensus.open import open_consensus
 from penstock.journal.blobs import BlobStore, open_blobs
-from penstock.journal.fragments import GROUP_ROWS
+from penstock.journal.fragments import GROUP_ROWS, read_fragment
+from penstock.journal.integrity import SUMS_KEY, SummingSink
 from penstock.journal.journals import Journals, creation
 from penstock.journal.names import JournalName
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.reader import CollectionReader, Start
 from penstock.journal.schemas import Schemas, layout
-from penstock.journal.state import AckRecord
+from penstock.journal.state import AckRecord, Blob, Fragment
 from penstock.model.clock import Clock, Producer
+from penstock.model.columns import Column
 from penstock.model.spec import Catalog, CollectionSpec, Fragments, Frozen
 from penstock.native.arrow import to_arrow
 from penstock.native.types import arrow_schema
@@ -49,6 +53,7 @@ from penstock.native.types import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_pa: Any = pa
 _pq: Any = pyarrow.parquet
 
 BATCH_ROWS: Final = 32 * 1024
@@ -180,18 +185,25 @@ def measure_append(bench: Bench) -> Report:
             {
                 "penstock": seconds_of(append),
                 "parquet": seconds_of(lambda: _write_parquet(file, documents)),
+                "summed": seconds_of(lambda: _write_summed(file, documents)),
             },
         )
     return Report(
         results=(
             _rate("append", "a transaction of Penstock", rows / taken.median("penstock")),
             _rate("append", "plain PyArrow to Parquet", rows / taken.median("parquet")),
+            _rate("append", "PyArrow with checksums", rows / taken.median("summed")),
         ),
         goals=(
             Goal(
                 name="append: Penstock / plain PyArrow",
                 measured=taken.ratio("parquet", "penstock"),
                 goal=0.7,
+            ),
+            Goal(
+                name="append: PyArrow with checksums / without",
+                measured=taken.ratio("parquet", "summed"),
+                goal=0.9,
             ),
         ),
         charts=(
@@ -223,6 +235,17 @@ def _write_parquet(file: Path, documents: Sequence[pa.RecordBatch]) -> None:
             writer.write_table(pa.Table.from_batches(documents[at : at + step]))
 
 
+def _write_summed(file: Path, documents: Sequence[pa.RecordBatch]) -> None:
+    with _pa.OSFile(str(file), "wb") as sink:
+        summing = SummingSink(sink)
+        schema, to = documents[0].schema, _pa.PythonFile(summing, "w")
+        with _pq.ParquetWriter(to, schema, compression="zstd", write_page_checksum=True) as writer:
+            step = GROUP_ROWS // BATCH_ROWS
+            for at in range(0, len(documents), step):
+                writer.write_table(pa.Table.from_batches(documents[at : at + step]))
+            writer.add_key_value_metadata({SUMS_KEY: summing.end_body().encode()})
+
+
 # ------------------------------------------------------------------------------------------- scan
 
 
@@ -246,28 +269,53 @@ def measure_scan(bench: Bench) -> Report:
         for number, found in enumerate(sorted(info.path for info in here.blobs.list())):
             shutil.copyfile(data / "blobs" / found, plain / f"{number:04}.parquet")
 
-        def penstock() -> DataFrame:
-            return loop.run(read_collection(spark, here.journals, here.blobs, here.schemas, spec))
+        def penstock(*, verify: bool = True) -> DataFrame:
+            stores = here.journals, here.blobs, here.schemas
+            return loop.run(read_collection(spark, *stores, spec, verify=verify))
+
+        fragments = loop.run(_fragments(here))
+        root = layout(SCHEMA.text)
 
         taken = bench.interleave(
             f"scan {rows:,} documents",
             {
                 "penstock": _aggregated(penstock, rows),
+                "unverified": _aggregated(lambda: penstock(verify=False), rows),
                 "parquet": _aggregated(lambda: spark.read.parquet(str(plain)), rows),
                 "source": _aggregated(lambda: _source(spark, data), rows),
             },
             warmups=2,
+        )
+        read = bench.interleave(
+            f"read {rows:,} documents by Arrow",
+            {
+                "verified": seconds_of(lambda: _read(here.blobs, fragments, root)),
+                "unverified": seconds_of(lambda: _read(here.blobs, _undigested(fragments), root)),
+            },
         )
     return Report(
         results=(
             _rate("scan", "Penstock's DataFrame", rows / taken.median("penstock")),
             _rate("scan", "plain spark.read.parquet", rows / taken.median("parquet")),
             _rate("scan", 'format("penstock")', rows / taken.median("source")),
+            _rate("scan", "without checksums", rows / taken.median("unverified")),
+            _rate("read by Arrow", "checksums compared", rows / read.median("verified")),
+            _rate("read by Arrow", "without checksums", rows / read.median("unverified")),
         ),
         goals=(
             Goal(
                 name="scan: Penstock / spark.read.parquet",
                 measured=taken.ratio("parquet", "penstock"),
+                goal=0.9,
+            ),
+            Goal(
+                name="scan: with checksums / without",
+                measured=taken.ratio("unverified", "penstock"),
+                goal=0.9,
+            ),
+            Goal(
+                name="read by Arrow: with checksums / without",
+                measured=read.ratio("unverified", "verified"),
                 goal=0.9,
             ),
         ),
@@ -285,6 +333,30 @@ def measure_scan(bench: Bench) -> Report:
             ),
         ),
     )
+
+
+async def _fragments(world: _World) -> list[Fragment]:
+    return [
+        record
+        for journal in await world.journals.list()
+        for record in journal.state.records
+        if isinstance(record, Fragment)
+    ]
+
+
+def _undigested(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """As a release had them that took no digests."""
+    return [
+        structs.replace(each, at=structs.replace(each.at, digest=None))
+        for each in fragments
+        if isinstance(each.at, Blob)
+    ]
+
+
+def _read(blobs: BlobStore, fragments: Sequence[Fragment], root: Column) -> None:
+    for fragment in fragments:
+        for _ in read_fragment(blobs, fragment, root):
+            pass
 
 
 def _source(spark: SparkSession, data: Path) -> DataFrame:

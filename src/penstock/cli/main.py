@@ -26,6 +26,7 @@ from penstock.cli import (
     run,
     shuffle,
     task,
+    verify,
 )
 from penstock.cli.frame import register, stdout
 from penstock.cli.stopping import stops
@@ -73,6 +74,7 @@ register(app, shuffle.shuffle)
 register(app, demo.demo)
 register(app, compact.compact)
 register(app, gc.gc)
+register(app, verify.verify)
 register(app, persistd.persistd)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)

@@ -20,6 +20,7 @@ from penstock.journal.state import (
     Compact,
     Create,
     Diff,
+    Digest,
     Drop,
     Fragment,
     Inline,
@@ -38,10 +39,11 @@ from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
-FORMAT: Final = 2
-"""Of diffs and states. 1 is the same without `Reseal`."""
+FORMAT: Final = 3
+"""Of diffs and states. 2 is the same without digests, 1 without `Reseal` either."""
 
-PAGE_FORMAT: Final = 1
+PAGE_FORMAT: Final = 2
+"""Of pages. 1 is the same without digests."""
 
 _FRAGMENT, _ACK = 0, 1
 _CREATE, _APPEND, _SUSPEND, _RESUME, _RETAIN, _COMPACT, _SEAL, _DROP, _RESEAL = range(9)
@@ -118,15 +120,30 @@ def decode_page(data: bytes) -> tuple[Record, ...]:
 
 # --------------------------------------------------------------------------------------- details
 
-_PAGE = ("path", "begin", "end", "records", "rows", "bytes", "revision_min", "revision_max")
+_PAGE = (
+    *("path", "begin", "end", "records", "rows", "bytes", "revision_min", "revision_max"),
+    "digest",
+)
 
 
 def _page_out(page: Page) -> list[Any]:
-    return [getattr(page, name) for name in _PAGE]
+    fields = [getattr(page, name) for name in _PAGE]
+    return fields if page.digest is not None else fields[:-1]
 
 
 def _page_in(page: list[Any]) -> Page:
-    return Page(**dict(zip(_PAGE, page, strict=True)))
+    return Page(**dict(zip(_PAGE[: max(len(page), len(_PAGE) - 1)], page, strict=True)))
+
+
+def _digest_out(digest: Digest | None) -> list[Any]:
+    return [] if digest is None else [digest.bytes, digest.footer, digest.value]
+
+
+def _digest_in(fields: list[Any]) -> Digest | None:
+    if not fields:
+        return None
+    size, footer, value = fields
+    return Digest(bytes=size, footer=footer, value=value)
 
 
 def _labels_in(labels: list[list[str]]) -> tuple[tuple[str, str], ...]:
@@ -150,7 +167,7 @@ def _record_out(record: Record) -> list[Any]:
         record.revision,
         record.rows,
         record.bytes,
-        [at.data] if isinstance(at, Inline) else [at.path, at.row],
+        [at.data] if isinstance(at, Inline) else [at.path, at.row, *_digest_out(at.digest)],
         record.schema,
         [_run_out(run) for run in record.runs],
         record.key_hash_min,
@@ -175,7 +192,9 @@ def _record_in(fields: list[Any], revision: int) -> Record:
         revision=known or revision,
         rows=rows,
         bytes=size,
-        at=Inline(data=at[0]) if len(at) == 1 else Blob(path=at[0], row=at[1]),
+        at=Inline(data=at[0])
+        if len(at) == 1
+        else Blob(path=at[0], row=at[1], digest=_digest_in(at[2:])),
         schema=schema,
         runs=tuple([_run_in(run) for run in runs]),
         key_hash_min=key_hash_min,
@@ -232,7 +251,8 @@ def _diff_out(diff: Diff) -> list[Any]:
         case Retain():
             return [_RETAIN, diff.offset]
         case Compact():
-            return [_COMPACT, diff.begin, diff.end, diff.path, diff.bytes]
+            own = [diff.begin, diff.end, diff.path, diff.bytes]
+            return [_COMPACT, *own, *_digest_out(diff.digest)]
         case Seal():
             return [_SEAL, _page_out(diff.page)]
         case Reseal():
@@ -258,8 +278,8 @@ def _diff_in(fields: list[Any]) -> Diff:
             return Resume()
         case [4, offset]:
             return Retain(offset=offset)
-        case [5, begin, end, path, size]:
-            return Compact(begin=begin, end=end, path=path, bytes=size)
+        case [5, begin, end, path, size, *digest]:
+            return Compact(begin=begin, end=end, path=path, bytes=size, digest=_digest_in(digest))
         case [6, page]:
             return Seal(page=_page_in(page))
         case [7]:

@@ -27,8 +27,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from penstock.errors import Bug, Unavailable
-from penstock.journal.blobs import BlobStore
+from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
+from penstock.journal.integrity import SUMS_KEY, SummingSink, damaged, open_parquet
 from penstock.journal.names import KEY_HASH_MAX
 from penstock.journal.rows import STAMPS, row_schema, stamp_names, visible
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
@@ -55,10 +56,6 @@ RUNS_MAX: Final = 1024
 """Runs are part of the record: a fragment with more of them ends early."""
 
 BATCH_ROWS: Final = 16 * 1024
-
-WHOLE_BYTES: Final = 256 << 10
-"""Objects up to this are read in one piece. To look for each column takes longer, and in an object
-store it is a request each."""
 
 _INLINE_TRIED_BYTES: Final = 16 * INLINE_BYTES_MAX
 """Rows in memory above this are not going to be compressed to the size of inline data."""
@@ -129,7 +126,7 @@ class FragmentWriter:
         self._waiting_rows = 0
         self._waiting_bytes = 0
         self._object = contextlib.ExitStack()
-        self._sink: pa.NativeFile | None = None
+        self._sink: SummingSink | None = None
         self._parquet: Any = None
 
     def __enter__(self) -> Self:
@@ -155,7 +152,7 @@ class FragmentWriter:
     @property
     def full(self) -> bool:
         """Whether the fragment has reached its length, and another one should go on."""
-        written = 0 if self._sink is None else int(self._sink.tell())
+        written = 0 if self._sink is None else self._sink.tell()
         return written >= self._layout.length_bytes or self._statistics.runs_count >= RUNS_MAX
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -184,9 +181,11 @@ class FragmentWriter:
         else:
             if self._waiting:
                 self._write_group()
-            self._parquet.close()
             assert self._sink is not None  # noqa: S101 - opened with the Parquet writer
-            at, size = Blob(path=self.path), int(self._sink.tell())
+            self._parquet.add_key_value_metadata({SUMS_KEY: self._sink.end_body().encode()})
+            self._parquet.close()
+            digest = self._sink.digest()
+            at, size = Blob(path=self.path, digest=digest), digest.bytes
             self._sink = None
             self._object.close()
         low, high = self._statistics.key_hashes
@@ -208,7 +207,8 @@ class FragmentWriter:
 
     def _write_group(self) -> None:
         if self._parquet is None:
-            self._sink = self._object.enter_context(self._blobs.create(self.path))
+            created = self._object.enter_context(self._blobs.create(self.path))
+            self._sink = SummingSink(created)
             # The first group tells whether there will be another.
             few = self._waiting_rows < FEW_ROWS
             leaves = list(_leaves(list(self._schema)[:-STAMPS]))
@@ -217,13 +217,14 @@ class FragmentWriter:
             packed = {path for path, _ in leaves} - other
             names = stamp_names(self._layout.root)
             self._parquet = _pq.ParquetWriter(
-                self._sink,
+                _pa.PythonFile(self._sink, "w"),
                 self._schema,
                 # What is not listed is not compressed: it is short as it is.
                 compression=dict.fromkeys(other, _CODECS[self._layout.codec]),
                 use_dictionary=[*(() if few else other), names.producer, names.flags],
                 column_encoding=dict.fromkeys([*packed, names.clock], "DELTA_BINARY_PACKED"),
                 write_statistics=not few,
+                write_page_checksum=True,  # which Spark's reader compares
                 store_schema=False,  # the fingerprint names the schema
             )
         group = _pa.Table.from_batches(self._waiting, self._schema)
@@ -381,26 +382,31 @@ def _read(
     first = fragment.at.row
     with blobs.open(fragment.at.path) as source:
         try:
-            near = _near(source)
-            yield from _read_object(near, names, first + begin, first + end, batch_rows)
+            file = open_parquet(source, fragment.at)
+            yield from _read_object(file, names, first + begin, first + end, batch_rows)
         except (OSError, pa.ArrowException) as error:
-            raise Unavailable(
-                "cannot read a fragment",
-                where=blobs.url_of(fragment.at.path),
-                why=" ".join(str(error).split()),
-            ) from None
+            why = " ".join(str(error).split())
+            if _is_damage(blobs, error):
+                raise damaged(fragment.at.path, why) from None
+            where = blobs.url_of(fragment.at.path)
+            raise Unavailable("cannot read a fragment", where=where, why=why) from None
 
 
-def _near(source: pa.NativeFile) -> pa.NativeFile:
-    """A small object in memory, a larger one where it is."""
-    return _pa.BufferReader(source.read_buffer()) if source.size() <= WHOLE_BYTES else source
+def _is_damage(blobs: BlobStore, error: Exception) -> bool:
+    """Whether it is about what was read, and not about reading it: disks have numbers for that."""
+    if isinstance(error, OSError):
+        return error.errno is None and (spark_root(blobs) or "").startswith("file:")
+    return isinstance(error, pa.ArrowInvalid)
 
 
 def _read_object(
-    source: pa.NativeFile, names: Sequence[str], begin: int, end: int, batch_rows: int
+    file: Any,  # noqa: ANN401 - the stubs lack it
+    names: Sequence[str],
+    begin: int,
+    end: int,
+    batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """Rows `[begin, end)` of an object, group by group, so that groups outside are not read."""
-    file = _pq.ParquetFile(source)
     if end > file.metadata.num_rows:
         raise pa.ArrowInvalid(f"it has {file.metadata.num_rows} rows, and row {end - 1} is wanted")
     at = 0

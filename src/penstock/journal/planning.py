@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.journal.blobs import BlobStore
-from penstock.journal.codec import decode_page
 from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.fragments import read_fragment
+from penstock.journal.integrity import check_object, located, read_page
 from penstock.journal.journals import Journals
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.splits import Piece, Split, schema_of, splits
-from penstock.journal.state import Blob, Fragment, JournalState, Record
+from penstock.journal.state import Blob, Fragment, JournalState, Page, Record
 from penstock.journal.timeline import Unit
 from penstock.model.columns import Column
 
@@ -50,18 +52,20 @@ class Planner:
         """What is committed to the journals of a collection, all as of one revision."""
         scanned: list[Scanned] = []
         for journal in await self.journals.list(collection, selector):
-            records = await self.records(journal.state)
+            records = await self.records(journal.state, journal=journal.name)
             committed = Committed(journal.name)
             visible = tuple(rows for record in records for rows in committed.read(record))
             scanned.append(Scanned(name=journal.name, records=tuple(records), visible=visible))
         return tuple(scanned)
 
-    async def records(self, state: JournalState, offset: int = 0) -> list[Record]:
+    async def records(
+        self, state: JournalState, offset: int = 0, *, journal: str | None = None
+    ) -> list[Record]:
         """The records of a journal from an offset on, those in pages too."""
         found: list[Record] = []
         for page in state.pages:
             if page.end > offset:
-                found += await self._page(page.path)
+                found += await self._page(journal, page)
         found += state.records
         return found[bisect_left(found, max(offset, state.begin), key=_BEGIN) :]
 
@@ -76,7 +80,7 @@ class Planner:
         journals: dict[str, _Held] = {}
         for unit in units:
             if unit.journal not in journals:
-                journals[unit.journal] = _Held(states[unit.journal], self._page)
+                journals[unit.journal] = _Held(states[unit.journal], self._pages(unit.journal))
             for rows in unit.visible:
                 now = await journals[unit.journal].fragment(rows.fragment.begin)
                 if now is not None:  # else it is below what the journal retains: they are gone
@@ -91,7 +95,7 @@ class Planner:
         Costs by these rows and objects, however long the journal is. Rows that it no longer has
         stay where they were: until garbage collection takes the object, they can still be read.
         """
-        held = _Held(state or JournalState(), self._page)
+        held = _Held(state or JournalState(), self._pages(name))
         found: list[VisibleRows] = []
         sharing: dict[str, list[Fragment]] = {}
         for rows in visible:
@@ -106,6 +110,26 @@ class Planner:
             visible=tuple(sorted(found, key=_fragment_begin)),
         )
 
+    async def check(
+        self, name: str, visible: Iterable[VisibleRows], state: JournalState | None
+    ) -> None:
+        """Read the objects of these rows as a whole; raises CorruptBlob for the first damaged one.
+
+        Of objects without a digest, it is enough that they can be decoded.
+        """
+        seen: set[str] = set()
+        for rows in (await self.surveyed(name, visible, state)).visible:
+            fragment = rows.fragment
+            if not isinstance(fragment.at, Blob) or fragment.at.path in seen:
+                continue
+            with located(name, fragment.begin, fragment.end):
+                if fragment.at.digest is not None:
+                    seen.add(fragment.at.path)
+                    await asyncio.to_thread(check_object, self.blobs, fragment.at)
+                else:
+                    root = await self.schemas.layout(fragment.schema)
+                    await asyncio.to_thread(_read_all, self.blobs, fragment, root)
+
     async def layouts(self, pieces: Iterable[Piece]) -> dict[str, Column]:
         """The layouts that pieces were written in, by the fingerprints of their schemas."""
         names = dict.fromkeys(map(schema_of, pieces))
@@ -115,8 +139,16 @@ class Planner:
         """Pieces for tasks."""
         return splits(pieces, await self.layouts(pieces))
 
-    async def _page(self, path: str) -> tuple[Record, ...]:
-        return decode_page(await asyncio.to_thread(self.blobs.read, path))
+    def _pages(self, journal: str) -> Callable[[Page], Awaitable[tuple[Record, ...]]]:
+        return functools.partial(self._page, journal)
+
+    async def _page(self, journal: str | None, page: Page) -> tuple[Record, ...]:
+        return await asyncio.to_thread(read_page, self.blobs, page, journal)
+
+
+def _read_all(blobs: BlobStore, fragment: Fragment, root: Column) -> None:
+    for _ in read_fragment(blobs, fragment, root):
+        pass
 
 
 def _fragment_begin(rows: VisibleRows) -> int:
@@ -127,7 +159,7 @@ class _Held:
     """The records that a journal holds, by offset; pages are read when a record of theirs is."""
 
     def __init__(
-        self, state: JournalState, page: Callable[[str], Awaitable[tuple[Record, ...]]]
+        self, state: JournalState, page: Callable[[Page], Awaitable[tuple[Record, ...]]]
     ) -> None:
         self._state = state
         self._page = page
@@ -179,5 +211,5 @@ class _Held:
         if part == len(self._state.pages):
             return self._state.records
         if part not in self._pages:
-            self._pages[part] = await self._page(self._state.pages[part].path)
+            self._pages[part] = await self._page(self._state.pages[part])
         return self._pages[part]

@@ -28,10 +28,10 @@ import pyarrow
 
 from penstock.errors import UsageError, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.codec import decode_page
 from penstock.journal.committed import Committed, VisibleRows
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.fragments import read_fragment, read_visible
+from penstock.journal.integrity import located, read_page, stretch
 from penstock.journal.journals import Journals
 from penstock.journal.rows import Stamps, adapt_rows
 from penstock.journal.schemas import Schemas
@@ -178,7 +178,7 @@ class CollectionReader:
         if cursor is None or cursor.generation != state.generation:
             cursor = _Cursor(generation=state.generation, committed=Committed(name))
             self._cursors[name] = cursor
-        async with aclosing(self._records(state, cursor.offset)) as records:
+        async with aclosing(self._records(name, state, cursor.offset)) as records:
             async for record in records:
                 shown = self._shown(name, cursor.committed, record)
                 cursor.offset = record.end
@@ -187,12 +187,13 @@ class CollectionReader:
                         async for batch in batches:
                             yield batch
 
-    async def _records(self, state: JournalState, offset: int) -> AsyncGenerator[Record, None]:
+    async def _records(
+        self, name: str, state: JournalState, offset: int
+    ) -> AsyncGenerator[Record, None]:
         """The records from an offset on; old ones are in pages, of which one is in memory."""
         for page in state.pages:
             if page.end > offset:
-                data = await asyncio.to_thread(self._blobs.read, page.path)
-                for record in decode_page(data):
+                for record in await asyncio.to_thread(read_page, self._blobs, page, name):
                     if record.begin >= max(offset, state.begin):
                         yield record
         for record in state.records[bisect_left(state.records, offset, key=_BEGIN) :]:
@@ -269,9 +270,10 @@ async def _in_threads(
 @contextlib.contextmanager
 def _explained(journal: str, fragment: Fragment) -> Iterator[None]:
     """Say which rows of which journal an error is about."""
-    where = f"journal {journal}, offsets {fragment.begin} to {fragment.end}"
+    where = stretch(journal, fragment.begin, fragment.end)
     try:
-        yield
+        with located(journal, fragment.begin, fragment.end):
+            yield
     except MissingBlob as error:
         path = fragment.at.path if isinstance(fragment.at, Blob) else "inline"
         raise MissingBlob(

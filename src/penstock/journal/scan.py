@@ -10,7 +10,8 @@ Spark's own Parquet reader can read it, which is several times faster than any o
               `penstock read` uses, in tasks or, if they are inline and few, where the plan is made
 
 Whole and partly visible objects are one read for each schema they were written under, however many
-they are. Planning starts no Spark job: schemas are given, footers are left to the tasks.
+they are. Planning starts no Spark job: schemas are given. Of each of these objects planning looks
+at what Spark's reader would take on trust (`integrity`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import asyncio
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow
 from pyspark.sql import DataFrame
@@ -34,6 +36,7 @@ from penstock.garbage import uncollected
 from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.frames import adapt_frame, frame_schema
+from penstock.journal.integrity import check_skeleton, located
 from penstock.journal.journals import Journals
 from penstock.journal.planning import Planner, Scanned
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
@@ -69,6 +72,12 @@ SMALL_MAX: Final = 64
 """Small objects that are left to Spark's reader; opening one takes it several times longer than
 Arrow, which for a few of them is less than to start Python."""
 
+VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
+"""The option by which Spark's Parquet reader compares pages with their checksums."""
+
+CHECKS_AT_ONCE: Final = 8
+"""Objects that are looked at by as many threads while a scan is planned."""
+
 LOCAL_BYTES_MAX: Final = 1 << 20
 LOCAL_PIECES_MAX: Final = 1024
 """Inline rows that the driver decodes itself: far less work than to start Python in a task."""
@@ -88,6 +97,16 @@ class NativeScan:
     shown: Intervals = field(default_factory=dict)
 
 
+class Trusted(NamedTuple):
+    """An object of which Spark's reader compares no more than the content of pages."""
+
+    blob: Blob
+    journal: str
+    begin: int
+    end: int
+    """Offsets of the rows that would be lost with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
     """How to read a collection."""
@@ -95,6 +114,8 @@ class ScanPlan:
     native: Mapping[str, NativeScan]
     """By the fingerprint of the schema."""
     rest: tuple[Piece, ...]
+    trusted: tuple[Trusted, ...] = ()
+    """The objects of `native`."""
 
 
 @dataclass(slots=True)
@@ -102,12 +123,20 @@ class _Object:
     """An object of the blob store, and what is visible of it."""
 
     path: str
+    journal: str
     fragments: list[Fragment] = field(default_factory=list)
     visible: list[VisibleRows] = field(default_factory=list)
 
     @property
     def schema(self) -> str:
         return self.fragments[0].schema
+
+    @property
+    def trusted(self) -> Trusted:
+        at = self.fragments[0].at
+        assert isinstance(at, Blob)  # noqa: S101 - it is one of an object
+        begin = min(fragment.begin for fragment in self.fragments)
+        return Trusted(at, self.journal, begin, max(fragment.end for fragment in self.fragments))
 
     @property
     def small(self) -> bool:
@@ -180,6 +209,7 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
         else:
             partly.setdefault(each.schema, []).append(each)
     found: dict[str, NativeScan] = {}
+    trusted = [each.trusted for each in readable if each.whole]
     for schema in sorted(whole.keys() | partly.keys()):
         kept, shown = _filterable(partly.get(schema, []))
         rest += [
@@ -188,10 +218,11 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
             if each.path not in kept
             for rows in each.visible
         ]
+        trusted += [each.trusted for each in partly.get(schema, []) if each.path in kept]
         found[schema] = NativeScan(
             whole=tuple(whole.get(schema, ())), partly=tuple(kept), shown=shown
         )
-    return ScanPlan(native=found, rest=tuple(pieces(rest)))
+    return ScanPlan(native=found, rest=tuple(pieces(rest)), trusted=tuple(trusted))
 
 
 def _objects(journal: Scanned) -> tuple[dict[str, _Object], list[VisibleRows]]:
@@ -201,7 +232,7 @@ def _objects(journal: Scanned) -> tuple[dict[str, _Object], list[VisibleRows]]:
     for record in journal.records:
         if isinstance(record, Fragment) and isinstance(record.at, Blob):
             path = record.at.path
-            objects.setdefault(path, _Object(path)).fragments.append(record)
+            objects.setdefault(path, _Object(path, journal.name)).fragments.append(record)
     for rows in journal.visible:
         at = rows.fragment.at
         found = objects.get(at.path) if isinstance(at, Blob) else None
@@ -268,11 +299,13 @@ async def read_collection(
     selector: LabelSelector = EVERYTHING,
     columns: Sequence[str] | None = None,
     meta: bool = False,
+    verify: bool = True,
 ) -> DataFrame:
     """What is committed to a collection now, in the layout of its read schema.
 
     `columns` are top-level columns, all by default; with `meta`, the stamp of each document follows
-    (`_clock`, `_producer`, `_flags`). The rows have no order.
+    (`_clock`, `_producer`, `_flags`). The rows have no order. Without `verify`, what Spark's reader
+    gives is believed: this is for measuring what checksums cost.
     """
     wanted = layout(collection.read_schema.text)
     names = _names(wanted, columns, meta=meta)
@@ -282,7 +315,7 @@ async def read_collection(
     layouts = {name: await schemas.layout(name) for name in plan.native}
     layouts |= await planner.layouts(plan.rest)
     return await asyncio.to_thread(
-        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=names)
+        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=names, verify=verify)
     )
 
 
@@ -295,9 +328,15 @@ def scan_frame(
     wanted: Column,
     *,
     columns: Sequence[str],
+    verify: bool = True,
 ) -> DataFrame:
-    """These columns of a plan's rows, stamps among them. Nothing is read until somebody asks."""
-    native = _native_frames(spark, spark_root(blobs), plan.native, layouts, wanted)
+    """These columns of a plan's rows, stamps among them. No row is read until somebody asks.
+
+    What Spark's reader takes on trust is looked at here; raises CorruptBlob.
+    """
+    if verify:
+        check_trusted(blobs, plan.trusted)
+    native = _native_frames(spark, spark_root(blobs), plan.native, layouts, wanted, verify=verify)
     frames = [frame.select(*map(_column, columns)) for frame in native]
     local, distributed = _apart(plan.rest)
     if distributed:
@@ -308,6 +347,27 @@ def scan_frame(
         split = Split(pieces=tuple(local), layouts=layouts)
         frames.append(_local_frame(spark, blobs, split, wanted, columns))
     return reduce(DataFrame.union, frames)
+
+
+def check_trusted(blobs: BlobStore, objects: Sequence[Trusted]) -> None:
+    """Compare of each object what Spark's reader does not.
+
+    HDFS compares what it reads itself, and to ask it for some bytes takes long: of its objects
+    footers are enough.
+    """
+    headers = (spark_root(blobs) or "").startswith("file:")
+
+    def check(each: Trusted) -> None:
+        with located(each.journal, each.begin, each.end):
+            check_skeleton(blobs, each.blob, headers=headers)
+
+    if len(objects) < CHECKS_AT_ONCE:
+        for each in objects:
+            check(each)
+        return
+    with ThreadPoolExecutor(CHECKS_AT_ONCE, "penstock-check") as threads:
+        for _ in threads.map(check, objects):
+            pass
 
 
 def rows_at_hand(
@@ -350,25 +410,36 @@ def _native_frames(
     native: Mapping[str, NativeScan],
     layouts: Mapping[str, Column],
     wanted: Column,
+    *,
+    verify: bool,
 ) -> Iterator[DataFrame]:
     for schema, scan in native.items():
         written = layouts[schema]
         if scan.whole:
-            whole = parquet_frame(spark, root, scan.whole, frame_schema(written))
+            whole = parquet_frame(spark, root, scan.whole, frame_schema(written), verify=verify)
             yield adapt_frame(whole, written, wanted)
         if scan.partly:
-            partly = parquet_frame(spark, root, scan.partly, frame_schema(written))
+            partly = parquet_frame(spark, root, scan.partly, frame_schema(written), verify=verify)
             yield adapt_frame(partly.where(_shown(scan.shown, written)), written, wanted)
 
 
 def parquet_frame(
-    spark: SparkSession, root: str | None, paths: Sequence[str], schema: StructType
+    spark: SparkSession,
+    root: str | None,
+    paths: Sequence[str],
+    schema: StructType,
+    *,
+    verify: bool = True,
 ) -> DataFrame:
-    """Objects by name: nothing is inferred from them, nor from their paths."""
+    """Objects by name: nothing is inferred from them, nor from their paths.
+
+    The content of pages is compared with the checksums in their headers, if they have any.
+    """
     return (
         spark.read.schema(schema)
         .option("recursiveFileLookup", "true")  # field=value in a path is no column
         .option("__globPaths__", "false")  # and [a] is no pattern
+        .option(VERIFY_PAGES, str(verify).lower())
         .parquet(*(f"{root}{path}" for path in paths))
     )
 

@@ -21,6 +21,7 @@ from penstock.consensus.statelog import Command, Superseded, append_all
 from penstock.errors import Bug, PenstockError
 from penstock.journal.blobs import BlobStore
 from penstock.journal.codec import encode_page
+from penstock.journal.integrity import digest_of_page
 from penstock.journal.journals import Journals
 from penstock.journal.state import (
     RECORDS_MAX,
@@ -106,7 +107,7 @@ async def write_page(blobs: BlobStore, name: str, records: Sequence[Record]) -> 
     if any(record.revision == UNKNOWN for record in records):
         raise Bug("a page would have records of which no revision is known", where=name)
     path = f"{name.rpartition('/')[0]}/{secrets.token_hex(16)}.page"
-    await asyncio.to_thread(_write, blobs, path, records)
+    digest = await asyncio.to_thread(_write, blobs, path, records)
     failpoints.hit(_PAGED)
     fragments = [record for record in records if isinstance(record, Fragment)]
     return Page(
@@ -118,11 +119,14 @@ async def write_page(blobs: BlobStore, name: str, records: Sequence[Record]) -> 
         bytes=sum(fragment.bytes for fragment in fragments),
         revision_min=records[0].revision,
         revision_max=records[-1].revision,
+        digest=digest,
     )
 
 
-def _write(blobs: BlobStore, path: str, records: Sequence[Record]) -> None:
-    blobs.write(path, encode_page(records))
+def _write(blobs: BlobStore, path: str, records: Sequence[Record]) -> int:
+    data = encode_page(records)
+    blobs.write(path, data)
+    return digest_of_page(data)
 
 
 def _places(records: Sequence[Record]) -> list[tuple[int, object]]:

@@ -12,6 +12,7 @@ from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
 import pyarrow
+from msgspec.structs import replace
 
 from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
@@ -75,7 +76,7 @@ def _of_fragment(rows: tuple[VisibleRows, ...]) -> tuple[Piece, ...]:
 def _adjoin(left: Whole, right: Whole) -> bool:
     return (
         isinstance(left.at, Blob)
-        and right.at == Blob(path=left.at.path, row=left.at.row + left.rows)
+        and right.at == replace(left.at, row=left.at.row + left.rows)
         and left.schema == right.schema
     )
 

@@ -46,11 +46,24 @@ journal takes some milliseconds, enough that a page is worth an object."""
 # ------------------------------------------------------------------------------------- records
 
 
+class Digest(Struct, frozen=True, kw_only=True, gc=False):
+    """What tells an object from one that was damaged: `integrity` says how."""
+
+    bytes: int
+    """The size of the object."""
+    footer: int
+    """The size of its footer, which is the end of it."""
+    value: int
+    """XXH3 of the footer."""
+
+
 class Blob(Struct, frozen=True, kw_only=True, gc=False):
     """Rows in an object of the blob store, from row `row` of it on."""
 
     path: str
     row: int = 0
+    digest: Digest | None = None
+    """None if it was written by a release that took none."""
 
 
 class Inline(Struct, frozen=True, kw_only=True, gc=False):
@@ -123,6 +136,8 @@ class Page(Struct, frozen=True, kw_only=True, gc=False):
     bytes: int
     revision_min: int
     revision_max: int
+    digest: int | None = None
+    """XXH3 of the object; None if it was written by a release that took none."""
 
 
 class Status(enum.Enum):
@@ -205,6 +220,7 @@ class Compact(Struct, frozen=True, kw_only=True, gc=False):
     end: int
     path: str
     bytes: int
+    digest: Digest | None = None
 
 
 class Seal(Struct, frozen=True, kw_only=True, gc=False):
@@ -325,7 +341,7 @@ def _compact(state: JournalState, diff: Compact) -> JournalState:
     for fragment in inside:
         moved[fragment.begin] = replace(
             fragment,
-            at=Blob(path=diff.path, row=row),
+            at=Blob(path=diff.path, row=row, digest=diff.digest),
             bytes=diff.bytes * (row + fragment.rows) // rows - diff.bytes * row // rows,
         )
         row += fragment.rows

@@ -38,8 +38,8 @@ from penstock import failpoints
 from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.codec import decode_page
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
+from penstock.journal.integrity import CorruptBlob, located, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.schemas import Schemas
 from penstock.journal.sealing import plan_page, reseal, seal
@@ -257,17 +257,26 @@ async def compact_all(
     progress: Progress = _unseen,
     stop: asyncio.Event | None = None,
 ) -> Compacted:
-    """Compact the journals of a collection, or all there are; `stop` ends it after a journal."""
+    """Compact the journals of a collection, or all there are; `stop` ends it after a journal.
+
+    A journal that is damaged is left as it is, and told of when the others are done.
+    """
     done = Compacted()
+    corrupt: CorruptBlob | None = None
     found = await journals.list(collection)
     due = [journal.name for journal in found if _is_due(journal.state, options)]
     for number, name in enumerate(due):
         if stop is not None and stop.is_set():
             break
         progress(number, len(due))
-        done += await compact_journal(journals, blobs, schemas, name, options)
+        try:
+            done += await compact_journal(journals, blobs, schemas, name, options)
+        except CorruptBlob as error:
+            corrupt = corrupt or error
     else:
         progress(len(due), len(due))
+    if corrupt is not None:
+        raise corrupt
     return done
 
 
@@ -329,7 +338,7 @@ async def _merge(
 
     Its records are those of a state of their own, to which the same happens as to any other.
     """
-    read = [decode_page(await asyncio.to_thread(blobs.read, page.path)) for page in pages]
+    read = [await asyncio.to_thread(read_page, blobs, page, name) for page in pages]
     held = JournalState(
         status=Status.ACTIVE, records=tuple(record for page in read for record in page)
     )
@@ -350,7 +359,13 @@ async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) ->
     written = await asyncio.to_thread(_copy, blobs, name, rewrite, root)
     failpoints.hit(_WRITTEN)
     assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
-    return Compact(begin=rewrite.begin, end=rewrite.end, path=written.at.path, bytes=written.bytes)
+    return Compact(
+        begin=rewrite.begin,
+        end=rewrite.end,
+        path=written.at.path,
+        bytes=written.bytes,
+        digest=written.at.digest,
+    )
 
 
 async def _replaces(blobs: BlobStore, paths: Sequence[str]) -> None:
@@ -376,8 +391,9 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
     # Always an object, however small: the diff can name nothing else.
     with FragmentWriter(blobs, prefix, layout, "compacted", inline=False) as writer:
         for fragment in rewrite.fragments:
-            for batch in read_fragment(blobs, fragment, root):
-                writer.write(batch)
+            with located(name, fragment.begin, fragment.end):
+                for batch in read_fragment(blobs, fragment, root):
+                    writer.write(batch)
         written = writer.finish()
     rows = sum(fragment.rows for fragment in rewrite.fragments)
     if written is None or written.rows != rows:
@@ -480,7 +496,7 @@ async def _named(journals: Journals, blobs: BlobStore) -> set[str]:
         named.update(_paths(journal.state.records))
         for page in journal.state.pages:
             named.add(page.path)
-            named.update(_paths(decode_page(await asyncio.to_thread(blobs.read, page.path))))
+            named.update(_paths(await asyncio.to_thread(read_page, blobs, page, journal.name)))
     return named
 
 

@@ -3,7 +3,7 @@
 `DataFrame.toArrow` gathers everything in a list before it returns. Here batches are read as tasks
 finish, and put down: in memory up to a limit, beyond it in a file. They are taken from Spark at
 once, whatever becomes of them later, because Spark's scheduler, which all jobs share, waits for
-whoever takes results.
+whoever takes results. What was in a file is compared with what was written before it is used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import pyarrow
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.util import _load_from_socket
+
+from penstock.errors import Unavailable
+from penstock.native.summed import SummedFile, sum_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,14 +35,24 @@ def collected(frame: DataFrame) -> Iterator[Iterator[pyarrow.RecordBatch]]:
     """Run a job, and give its rows, in no order; for the length of the block."""
     with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES) as rows:
         writer: Any = None
+        summed = SummedFile(rows)
         for batch in _arriving(frame):
             if writer is None:
-                writer = pa.ipc.new_stream(rows, batch.schema)
+                writer = pa.ipc.new_stream(summed, batch.schema)
             writer.write_batch(batch)
         if writer is None:
             yield iter(())
             return
         writer.close()
+        if rows.tell() > MEMORY_BYTES:
+            rows.seek(0)
+            if sum_of(rows) != summed.sum:
+                raise Unavailable(
+                    "rows that were put aside in a file are not what was written",
+                    where=tempfile.gettempdir(),
+                    why="their checksum is wrong",
+                    fix="check this disk, or point TMPDIR elsewhere",
+                )
         rows.seek(0)
         yield iter(pa.ipc.open_stream(rows))
 

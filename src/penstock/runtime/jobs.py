@@ -41,6 +41,7 @@ from pyspark.sql import types as t
 from penstock.errors import Bug, PenstockError
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.frames import map_rows
+from penstock.journal.scan import VERIFY_PAGES
 from penstock.model.clock import Clock
 from penstock.model.columns import Column
 from penstock.model.schema import CompiledSchema, compiled, read_documents
@@ -334,7 +335,8 @@ def save(documents: Documents, path: str) -> None:
 
 def saved(spark: SparkSession, documents: Documents, path: str) -> Documents:
     """What `save` wrote, by a frame that looks like what it was given."""
-    kept = spark.read.schema(_together(documents).schema).parquet(path)
+    reader = spark.read.schema(_together(documents).schema).option(VERIFY_PAGES, "true")
+    kept = reader.parquet(path)
     return {
         binding: kept.where(f.col(_name(binding)).isNotNull()).select(f"{_name(binding)}.*")
         for binding in documents

@@ -151,6 +151,7 @@ def _parquet(rows: pyarrow.Table) -> bytes:
         compression="none",
         use_dictionary=False,
         write_statistics=False,
+        write_page_checksum=True,
         store_schema=False,
         row_group_size=max(1, rows.num_rows),
     )

@@ -242,7 +242,7 @@ class Log:
         by_shard: dict[int, list[Read]] = {}
         for each in reads:
             wanted = None if each.wanted is None else Wanted.of(each.wanted)
-            read = Read(path=str(self.directory / each.path), wanted=wanted)
+            read = Read(path=str(self.directory / each.path), sum=each.sum, wanted=wanted)
             by_shard.setdefault(each.shard, []).append(read)
         count = self._segments.shards
         shards = self._spark.range(0, count, 1, numPartitions=count)

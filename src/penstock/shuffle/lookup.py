@@ -18,7 +18,7 @@ from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.frames import frame_schema
 from penstock.journal.rows import stamp_names
-from penstock.journal.scan import parquet_frame
+from penstock.journal.scan import Trusted, check_trusted, parquet_frame
 from penstock.journal.state import Blob
 
 if TYPE_CHECKING:
@@ -38,16 +38,19 @@ def spark_lookup(spark: Callable[[], SparkSession], planner: Planner) -> Lookup:
         state = await planner.journals.load(need.journal)
         (rows,) = (await planner.surveyed(need.journal, [rows], state)).visible
         layout = await planner.schemas.layout(rows.fragment.schema)
-        return await asyncio.to_thread(lambda: _first(spark(), planner, rows, layout))
+        return await asyncio.to_thread(lambda: _first(spark(), planner, need.journal, rows, layout))
 
     return look
 
 
-def _first(spark: SparkSession, planner: Planner, rows: VisibleRows, layout: Column) -> int:
+def _first(
+    spark: SparkSession, planner: Planner, journal: str, rows: VisibleRows, layout: Column
+) -> int:
     """The journal's offset of the first row of a run that is above a clock."""
     at, run = rows.fragment.at, rows.run
     if not isinstance(at, Blob):
         raise Bug(f"a run of {run.rows} rows is not in an object")
+    check_trusted(planner.blobs, [Trusted(at, journal, rows.fragment.begin, rows.fragment.end)])
     names = stamp_names(layout)
     first, last = at.row + run.first_offset, at.row + run.last_offset
     place = f.col("_metadata.row_index")

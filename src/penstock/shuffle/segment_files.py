@@ -22,8 +22,9 @@ import pyarrow
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.errors import Bug
+from penstock.errors import Bug, PenstockError
 from penstock.model.clock import Clock, Producer
+from penstock.native.summed import SummedFile, sum_of
 from penstock.shuffle.segments import Clocks, Segment
 from penstock.shuffle.slice import ADJUSTED_CLOCK, BINDING, CLOCK, PRIORITY, PRODUCER, SHARD
 
@@ -46,7 +47,7 @@ _pa: Any = pyarrow  # the published stubs lack the constructors used here
 # ----------------------------------------------------------------------------------------- writing
 
 REPORT: Final = (
-    "shard INT, path STRING, rows BIGINT, bytes BIGINT, "
+    "shard INT, path STRING, rows BIGINT, bytes BIGINT, sum BIGINT, "
     "ranges ARRAY<STRUCT<binding INT, producer BIGINT, first BIGINT, last BIGINT>>, refusal STRING"
 )
 _REPORT_ARROW: Final = _pa.schema(
@@ -55,6 +56,7 @@ _REPORT_ARROW: Final = _pa.schema(
         ("path", _pa.string()),
         ("rows", _pa.int64()),
         ("bytes", _pa.int64()),
+        ("sum", _pa.int64()),
         (
             "ranges",
             _pa.list_(
@@ -82,6 +84,7 @@ def reported(row: t.Row, lsn: int) -> Segment:
         path=row.path,
         rows=row.rows,
         bytes=row.bytes,
+        sum=row["sum"],
         ranges=tuple(
             Clocks(
                 binding=each.binding,
@@ -101,11 +104,11 @@ def segment_writer(directory: str) -> Callable[[Batches], Batches]:
         task = TaskContext.get()
         assert task is not None  # noqa: S101 - it runs in one
         shard = task.partitionId()
-        report: dict[str, object] = {"shard": shard, "rows": 0, "bytes": 0, "ranges": []}
+        report: dict[str, object] = {"shard": shard, "rows": 0, "bytes": 0, "sum": 0, "ranges": []}
         path = Path(directory) / f"{shard}-{uuid.uuid4().hex}.arrow"
         rows = _Rows(shard)
         try:
-            _write_file(path, rows.checked(batches))
+            sum_ = _write_file(path, rows.checked(batches))
         except _Refused as refused:
             report["refusal"] = str(refused)
             for _ in batches:  # Spark is still sending
@@ -116,6 +119,7 @@ def segment_writer(directory: str) -> Callable[[Batches], Batches]:
                     "path": f"{path.parent.name}/{path.name}",
                     "rows": rows.count,
                     "bytes": path.stat().st_size,
+                    "sum": sum_,
                     "ranges": rows.ranges(),
                 }
         yield _pa.RecordBatch.from_pylist([report], schema=_REPORT_ARROW)
@@ -127,19 +131,24 @@ class _Refused(Exception):
     """Rows that must not be staged; reported as data, since trying again would not help."""
 
 
-def _write_file(path: Path, batches: Batches) -> None:
-    """A file of these batches, which is on disk when this returns; none, if there are none."""
+def _write_file(path: Path, batches: Batches) -> int:
+    """A file of these batches, which is on disk when this returns; none, if there are none.
+
+    What comes back is its sum.
+    """
     if (first := next(batches, None)) is None:
-        return
+        return 0
     options = _pa.ipc.IpcWriteOptions(compression="zstd")
     try:
         with path.open("xb") as file:
-            with _pa.ipc.new_file(file, first.schema, options=options) as writer:
+            summing = SummedFile(file)
+            with _pa.ipc.new_file(summing, first.schema, options=options) as writer:
                 writer.write_batch(first)
                 for batch in batches:
                     writer.write_batch(batch)
             file.flush()
             os.fsync(file.fileno())  # a disk that fails or is full must say so before the report
+            return summing.sum
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -226,6 +235,10 @@ def _codes(batch: pyarrow.RecordBatch) -> Codes:
 # ----------------------------------------------------------------------------------------- reading
 
 
+class CorruptSegment(PenstockError):
+    """A file of staged rows is not what was written. Nothing is lost: they are read once more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """Clocks by source, as arrays: one entry for each interval, in order of source and clock."""
@@ -269,6 +282,7 @@ class Read:
     """A file to read in a task, and what is wanted of it."""
 
     path: str
+    sum: int
     wanted: Wanted | None
 
 
@@ -287,7 +301,23 @@ def segment_reader(
     return read
 
 
+def _check(read: Read) -> None:
+    """Compare a file with the sum of what was written to it.
+
+    Before it is decoded: Arrow believes what a file says of itself.
+    """
+    with Path(read.path).open("rb") as file:
+        found = sum_of(file)
+    if found != read.sum:
+        raise CorruptSegment(
+            f"a segment is damaged: {read.path}",
+            why="its checksum is not that of what was written",
+            fix="check this disk; the task goes on from its last transaction when it is run again",
+        )
+
+
 def _rows_of(read: Read, columns: pyarrow.Schema) -> Batches:
+    _check(read)
     with _pa.OSFile(read.path) as file, _pa.ipc.open_file(file) as segment:
         for number in range(segment.num_record_batches):
             batch = segment.get_batch(number)

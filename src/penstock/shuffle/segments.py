@@ -65,6 +65,8 @@ class Segment:
     """Relative to the session's directory; None if the shard got nothing."""
     rows: int = 0
     bytes: int = 0
+    sum: int = 0
+    """CRC-32 of its file."""
     ranges: tuple[Clocks, ...] = ()
     """The clocks of its rows; one for each source."""
 
@@ -103,6 +105,8 @@ class SegmentRead:
     lsn: int
     shard: int
     path: str
+    sum: int
+    """CRC-32 of the file."""
     wanted: tuple[Clocks, ...] | None
     """None: every row."""
 
@@ -379,7 +383,7 @@ def _reads(
         if segment.path is None:
             continue
         if wanted is None:
-            yield SegmentRead(lsn=lsn, shard=segment.shard, path=segment.path, wanted=None)
+            yield _read(lsn, segment, segment.path, None)
             continue
         found: list[Clocks] = []
         whole = True
@@ -388,8 +392,11 @@ def _reads(
             whole = whole and any(each.covers(range_) for each in near)
             found += near
         if found:
-            rows = None if whole else tuple(found)
-            yield SegmentRead(lsn=lsn, shard=segment.shard, path=segment.path, wanted=rows)
+            yield _read(lsn, segment, segment.path, None if whole else tuple(found))
+
+
+def _read(lsn: int, segment: Segment, path: str, wanted: tuple[Clocks, ...] | None) -> SegmentRead:
+    return SegmentRead(lsn=lsn, shard=segment.shard, path=path, sum=segment.sum, wanted=wanted)
 
 
 # ----------------------------------------------------------------------------- session directories

@@ -29,21 +29,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, Protocol, Self, TypeVar
 
-import msgspec
 import numpy as np
-import pyarrow
 
 from penstock.consensus.committer.backoff import Backoff
 from penstock.errors import Bug, PenstockError, Unavailable
 from penstock.garbage import uncollected
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.codec import decode_page
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import read_fragment
+from penstock.journal.integrity import located, read_page, stretch
 from penstock.journal.journals import MissingJournal
 from penstock.journal.planning import Planner
 from penstock.journal.rows import STAMPS, Stamps, row_schema
-from penstock.journal.state import JournalState, Record
+from penstock.journal.state import JournalState, Page, Record
 from penstock.model.clock import Clock, delta, duration
 from penstock.model.columns import Column
 from penstock.model.frontier import EMPTY, Frontier
@@ -305,17 +303,14 @@ class Session:
         """The records of some pages; None if the journal does not have all of them any more."""
         reading = asyncio.Semaphore(READS_MAX)
 
-        async def read(path: str) -> tuple[Record, ...]:
+        async def read(page: Page) -> tuple[Record, ...]:
             async with reading:
-                data = await _patiently(path, functools.partial(self._planner.blobs.read, path))
-            try:
-                return decode_page(data)
-            except (msgspec.MsgspecError, ValueError, TypeError) as error:
-                where = f"journal {need.journal}, page {path}"
-                raise PenstockError("a page is damaged", where=where, why=str(error)) from None
+                blobs = self._planner.blobs
+                work = functools.partial(read_page, blobs, page, need.journal)
+                return await _patiently(page.path, work)
 
         try:
-            pages = await asyncio.gather(*(read(page.path) for page in need.pages))
+            pages = await asyncio.gather(*map(read, need.pages))
         except MissingBlob:
             if await self._has(need):
                 raise
@@ -339,8 +334,9 @@ class Session:
         (rows,) = (await self._planner.surveyed(need.journal, [rows], state)).visible
         root = await self._planner.schemas.layout(rows.fragment.schema)
         look = functools.partial(_first_visible, self._planner.blobs, rows, root)
-        where = f"journal {need.journal}, offsets {rows.fragment.begin} to {rows.fragment.end}"
-        return await _patiently(where, look)
+        place = need.journal, rows.fragment.begin, rows.fragment.end
+        with located(*place):
+            return await _patiently(stretch(*place), look)
 
 
 def _first_visible(blobs: BlobStore, rows: VisibleRows, root: Column) -> int:
@@ -374,8 +370,6 @@ async def _patiently(what: str, read: Callable[[], T]) -> T:
         except MissingBlob:
             raise
         except Unavailable as error:
-            if isinstance(error.__context__, pyarrow.ArrowInvalid):
-                raise
             level = logging.WARNING if backoff.attempts else logging.INFO
             _log.log(
                 level,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from penstock.journal.state import AckRecord, Append, Blob, Diff, Fragment, Inline, Record
+from penstock.journal.state import AckRecord, Append, Blob, Diff, Digest, Fragment, Inline, Record
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
@@ -41,6 +41,11 @@ def _runs(draw: st.DrawFn) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def digests() -> st.SearchStrategy[Digest]:
+    sizes, value = st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1)
+    return st.builds(Digest, bytes=sizes, footer=sizes, value=value)
+
+
 @st.composite
 def fragments(draw: st.DrawFn) -> Fragment:
     """A fragment before it is appended."""
@@ -52,7 +57,11 @@ def fragments(draw: st.DrawFn) -> Fragment:
         bytes=draw(st.integers(1, 1 << 30)),
         at=Inline(data=draw(st.binary(max_size=8)))
         if inline
-        else Blob(path=draw(st.text(min_size=1, max_size=8)), row=draw(st.integers(0, 9))),
+        else Blob(
+            path=draw(st.text(min_size=1, max_size=8)),
+            row=draw(st.integers(0, 9)),
+            digest=draw(st.none() | digests()),
+        ),
         schema=draw(st.sampled_from(["s1", "s2"])),
         runs=runs,
         key_hash_min=low,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.engine import exchange_partitions, runs_here
 from penstock.errors import Bug, PenstockError, Unavailable
+from penstock.journal.committed import VisibleRows
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.rows import stamp_names
 from penstock.journal.state import JournalState
@@ -160,7 +161,10 @@ class Jobs:
         """
         if transaction.bytes > SMALL_BYTES:
             async with self._explaining(transaction, states):
-                await self._attempted(lambda attempt: self._gather(transaction, states, attempt))
+                await self._attempted(
+                    lambda attempt: self._gather(transaction, states, attempt),
+                    lambda: self._examine(transaction, states),
+                )
 
     async def flush(
         self,
@@ -178,11 +182,13 @@ class Jobs:
         async with self._explaining(transaction, states):
             if plan is Plan.BARRIER:
                 await self._attempted(
-                    lambda attempt: self._load(transaction, workers, states, attempt)
+                    lambda attempt: self._load(transaction, workers, states, attempt),
+                    lambda: self._examine(transaction, states),
                 )
                 return self._reports(transaction, (), max_keys)
             manifest = await self._attempted(
-                lambda attempt: self._stage(transaction, workers, states, attempt)
+                lambda attempt: self._stage(transaction, workers, states, attempt),
+                lambda: self._examine(transaction, states),
             )
         return self._staged(transaction, manifest, max_keys)
 
@@ -201,12 +207,21 @@ class Jobs:
             for shard, reports in self._counts(transaction, manifest.counted, {}).items()
         }
 
-    async def _attempted(self, run: Callable[[int], Awaitable[T]]) -> T:
-        """Run a job, again if it fails as a whole: an executor was lost, say."""
+    async def _attempted(
+        self,
+        run: Callable[[int], Awaitable[T]],
+        examine: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """Run a job, again if it fails as a whole: an executor was lost, say.
+
+        `examine` then raises what no other attempt would mend.
+        """
         for attempt in range(1, JOB_ATTEMPTS):
             try:
                 return await run(attempt)
             except _job_failures() as error:
+                if attempt == 1 and examine is not None:
+                    await examine()
                 _log.warning(
                     "%s: job attempt %d failed: %s", self._built.name, attempt, _said(error)
                 )
@@ -235,6 +250,18 @@ class Jobs:
             if isinstance(error, PenstockError):
                 raise
             raise Bug("a job refuses a document that the validator admits") from error
+
+    async def _examine(self, transaction: Transaction, states: Mapping[str, JournalState]) -> None:
+        """Raise CorruptBlob if an object that the transaction reads is damaged.
+
+        A job fails because of it, and says so in Spark's words if it says anything.
+        """
+        rows: dict[str, list[VisibleRows]] = {}
+        for some in transaction.deliveries().values():
+            for delivery in some:
+                rows.setdefault(delivery.journal, []).extend(delivery.rows)
+        for journal, visible in rows.items():
+            await self._planner.check(journal, visible, states.get(journal))
 
     def forget(self, transaction: Transaction) -> None:
         """Remove what jobs of a transaction have left to each other."""
