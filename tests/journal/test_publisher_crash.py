@@ -15,8 +15,8 @@ from journal import crashing
 from journal.crashing import DOCUMENTS, Job, intents_file
 from journal.publishing import batch, world
 from penstock.journal.state import RECORDS_MAX
+from penstock.journal.sweeping import collect_garbage
 from penstock.journal.transaction import Intents
-from penstock.journal.upkeep import collect_garbage
 
 Run = Callable[[Job], int]
 KILLED = 137

@@ -20,13 +20,8 @@ from penstock.journal.publisher import Publisher
 from penstock.journal.reader import Start
 from penstock.journal.sealing import seal, seal_if_long
 from penstock.journal.state import RECORDS_MAX, Blob, Fragment, JournalState, Record
-from penstock.journal.upkeep import (
-    GRACE_S,
-    CompactionOptions,
-    collect_garbage,
-    compact_all,
-    plan_pages,
-)
+from penstock.journal.sweeping import GRACE_S, collect_garbage
+from penstock.journal.upkeep import CompactionOptions, compact_all, plan_pages
 from penstock.shuffle.binding import with_cohorts
 from shuffle.following import ORDERS, Coordinator, binding, session
 

@@ -19,7 +19,8 @@ from penstock.catalog import desired
 from penstock.errors import UsageError
 from penstock.journal.publisher import Mapped, Options
 from penstock.journal.source import SourceOptions
-from penstock.journal.upkeep import CompactionOptions, collect_garbage, compact_all
+from penstock.journal.sweeping import collect_garbage
+from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.model.spec import Catalog
 
 if TYPE_CHECKING:

@@ -30,14 +30,11 @@ from penstock.journal.state import (
     Record,
     apply,
 )
+from penstock.journal.sweeping import GRACE_S, Collected, collect_garbage
 from penstock.journal.upkeep import (
-    GRACE_S,
-    Collected,
     Compacted,
     CompactionOptions,
-    ForeignBlobs,
     Rewrite,
-    collect_garbage,
     compact_all,
     compact_journal,
     keep_tidy,

@@ -87,13 +87,13 @@ def _line(run: TaskRun) -> str:
 async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> list[TaskRun]:
-    from penstock.batch import Reins, make_world, materializations, run_until
+    from penstock.batch import Reins, materializations, open_world, run_until
     from penstock.journal.follower import current_revision
 
     async with opened(settings, create=bool(settings.catalog)) as store:
         catalog = await current_catalog(store, settings)
         specs = materializations(catalog, names)
-        world = make_world(settings, store, ends=True)
+        world = await open_world(settings, store, ends=True)
         revision = await current_revision(store)
         reins = Reins()
         with _showing([spec.name for spec in specs]) as shown, _interruptible(reins):
