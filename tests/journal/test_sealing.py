@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consensus.interposed import Interposed
-from journal.publishing import World, batch, world
+from journal.publishing import World, batch, swept, world
 from penstock.errors import Bug, Unavailable
 from penstock.journal import publisher as module
 from penstock.journal.codec import decode_page
@@ -26,8 +26,6 @@ from penstock.shuffle.binding import with_cohorts
 from shuffle.following import ORDERS, Coordinator, binding, session
 
 ONE = "acme/orders/region=eu/pivot=00"
-LATER_S = 4e9
-"""Long after every object was written."""
 FEW = 8
 
 
@@ -138,7 +136,7 @@ async def test_writers_that_race_to_seal_lose_nothing(tmp_path: Path) -> None:
 
         writers = (write(number, by) for number, by in enumerate(others, 1))
         await asyncio.gather(*writers, tidy())
-        await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        await swept(here)
         expected = [0, *(100 * k + n for k in (1, 2, 3) for n in range(15))]
         assert sorted(await read_ids(here)) == expected
         records = await all_records(here, await here.journals.load(ONE))
@@ -212,7 +210,7 @@ async def test_rows_and_records_that_were_sealed_are_still_compacted(tmp_path: P
         young_s = note_s + GRACE_S - 1e-6
         spared = await collect_garbage(here.journals, here.blobs, now_s=young_s)
         assert not spared.garbage, "readers may be about to read what was replaced"
-        collected = await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        collected = await swept(here)
         assert collected.deleted > 50
         assert await here.read() == shown
         async with session(here, only, resume=reader.committed) as reading:
@@ -251,5 +249,5 @@ async def test_pages_that_others_replaced_meanwhile_are_left_alone(tmp_path: Pat
             await compact_all(here.journals, here.blobs, here.schemas, options=options)
 
         await asyncio.gather(compact(), compact(), compact())
-        await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        await swept(here)
         assert await read_ids(here) == list(range(24))

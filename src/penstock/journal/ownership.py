@@ -184,8 +184,6 @@ class Ownership:
         except ForeignBlobs:
             before = None
         await self._turn()
-        for claim in await asyncio.to_thread(_claims, self._blobs):
-            await asyncio.to_thread(self._blobs.delete, claim)
         return before
 
     async def _turn(self) -> None:
@@ -194,6 +192,8 @@ class Ownership:
         failpoints.hit(_TURNED)
         mark = msgspec.json.encode(Mark(store=store, turn=turn))
         await asyncio.to_thread(self._blobs.replace, MARK, mark)
+        for claim in await asyncio.to_thread(_claims, self._blobs):  # which a crash has left
+            await asyncio.to_thread(self._blobs.delete, claim)
 
     async def _is_marked(self) -> bool:
         """Whether the mark is there, and ours; raises if it is another, or must not be made."""

@@ -186,8 +186,8 @@ async def collect_garbage(
         deleted = await _remove(blobs, plan.due, progress, stop)
         if deleted == len(plan.due):
             # Last: until its objects are gone, a list or note may be needed again.
-            done = set(plan.due)
-            ended = [each.path for each in lists if done.issuperset(each.paths)]
+            left = garbage.keys() - set(plan.due)
+            ended = [each.path for each in lists if left.isdisjoint(each.paths)]
             ended += [note.path for note in notes if note not in fresh]
             for path in ended:
                 await asyncio.to_thread(blobs.delete, path)
