@@ -44,7 +44,7 @@ def gc(
         typer.Option(
             "--take-over",
             help="Make the blob store that of this consensus store, which was restored from a "
-            "backup and replaces another, and do nothing else.",
+            "backup and replaces another, and do nothing else; exit code 1 if objects are missing.",
         ),
     ] = False,
 ) -> None:
@@ -144,12 +144,18 @@ def _take_over(settings: Settings) -> None:
     done = asyncio.run(_taken_over(settings))
     if settings.json:
         print_json(dataclasses.asdict(done))
-        return
+    else:
+        _tell_taken_over(done)
+    if done.missing:
+        raise typer.Exit(1)
+
+
+def _tell_taken_over(done: TakenOver) -> None:
     before = f"; it was that of {done.before[:8]}" if done.before else ""
     stderr.print(f"the blob store is now that of this consensus store{before}", markup=False)
     stderr.print(
-        f"it has {done.objects:,} objects, and {done.unnamed:,} objects that no journal names "
-        "among them, which penstock gc will put into quarantine",
+        f"of {done.objects:,} there are {done.unnamed:,} objects that no journal names: "
+        "penstock gc will put them into quarantine",
         markup=False,
     )
     for path in done.missing:
@@ -157,7 +163,7 @@ def _take_over(settings: Settings) -> None:
     if done.missing:
         stderr.print(
             f"{len(done.missing):,} objects that journals name are missing: their documents cannot "
-            "be read",
+            "be read; restore them from a backup",
             markup=False,
         )
 
