@@ -185,8 +185,16 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
+AGAIN = """
+  acme/again:
+    endpoint: {connector: {image: penstock/materialize-sqlite, config: {path: again.db}}}
+    bindings:
+      - {source: acme/events, resource: {table: events}}
+"""
+
+
 @pytest.mark.spark
-def test_a_restored_deployment_runs_and_its_tables_are_right(
+def test_a_restored_deployment_has_all_of_its_documents_and_runs(
     here: Path, spark: SparkSession
 ) -> None:
     data, elsewhere = here / "data", here / "elsewhere"
@@ -194,10 +202,6 @@ def test_a_restored_deployment_runs_and_its_tables_are_right(
     with contextlib.chdir(here):
         assert command("apply", "catalog.yaml", "--data", "data", cwd=here).exit_code == 0
         busy = Busy(data)
-        with penstock.open(data) as opened:
-            for _ in range(3):
-                busy.append(opened)
-            opened.run()
         with busy.at_work(lambda opened: opened.run()):
             before = backed_up(here, busy, "With SQLite")
         with penstock.open(data) as opened:
@@ -208,28 +212,53 @@ def test_a_restored_deployment_runs_and_its_tables_are_right(
     do("Then", elsewhere)
     appends = appends_in(elsewhere)
     assert before <= len(appends) < busy.acknowledged
-
-    # The endpoint is a new one first, and then that of the deployment that went on.
-    (elsewhere / "catalog.yaml").write_text(CATALOG)
-    for number, known in enumerate(("has lost its checkpoint", "which this task does not know")):
-        refused = command("run", cwd=elsewhere)
-        assert refused.exit_code == 1
-        assert known in refused.stdout
-        assert "backfill" in refused.stdout
-        raised = CATALOG.replace("backfill: 0", f"backfill: {number + 1}")
-        (elsewhere / "catalog.yaml").write_text(raised)
-        done = command("run", "catalog.yaml", cwd=elsewhere)
-        assert done.exit_code == 0, done.stdout + done.stderr
-        assert table(elsewhere / "views.db") == expected(appends)
-        with contextlib.closing(sqlite3.connect(here / "views.db")) as source:
-            source.execute("VACUUM INTO ?", (str(elsewhere / "copy.db"),))
-        (elsewhere / "views.db").unlink()
-        (elsewhere / "copy.db").rename(elsewhere / "views.db")
-    with contextlib.chdir(elsewhere), penstock.open(".penstock") as opened:
-        for number in range(len(appends), len(appends) + 5):
+    (elsewhere / "catalog.yaml").write_text(CATALOG + AGAIN)
+    done = command("run", "catalog.yaml", "--task", "acme/again", cwd=elsewhere)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert table(elsewhere / "again.db") == expected(appends)
+    with penstock.open(elsewhere / ".penstock") as opened:
+        for number in range(len(appends), len(appends) + 4):
             opened.append("acme/events", documents(number))
-    assert len(appends_in(elsewhere)) == len(appends) + 5
+    assert command("run", "--task", "acme/again", cwd=elsewhere).exit_code == 0
+    assert table(elsewhere / "again.db") == expected(range(len(appends) + 4))
     assert appends_in(here, "--data", "data") == range(busy.acknowledged), "it goes on as before"
+    spark.catalog.clearCache()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("endpoint", "known"),
+    [
+        pytest.param("went on", "which this task does not know", id="ahead of the backup"),
+        pytest.param("is new", "has lost its checkpoint", id="empty"),
+    ],
+)
+def test_an_endpoint_that_does_not_fit_is_refused_and_filled_anew_by_a_backfill(
+    here: Path, spark: SparkSession, endpoint: str, known: str
+) -> None:
+    assert command("apply", "catalog.yaml", "--data", "data", cwd=here).exit_code == 0
+    (here / "backup").mkdir()
+    for number in range(4):
+        with penstock.open(here / "data") as opened:
+            opened.append("acme/events", documents(number))
+        if number % 2:
+            done = command("run", "--data", "data", cwd=here)
+            assert done.exit_code == 0, done.stdout + done.stderr
+        if number == 1:
+            do("With SQLite", here, DATA=here / "data", BACKUP=here / "backup")
+    assert table(here / "views.db") == expected(range(4))
+    do("From SQLite", here, DATA=here / "copy", BACKUP=here / "backup")
+    do("Then", here, PENSTOCK_DATA="copy")
+    if endpoint == "is new":
+        (here / "views.db").unlink()
+    refused = command("run", "--data", "copy", cwd=here)
+    assert refused.exit_code == 1
+    assert known in refused.stdout
+    assert "`backfill`" in refused.stdout
+    (here / "catalog.yaml").write_text(CATALOG.replace("backfill: 0", "backfill: 1"))
+    done = command("run", "catalog.yaml", "--data", "copy", cwd=here)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert table(here / "views.db") == expected(range(2))
     spark.catalog.clearCache()
 
 
