@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock import wall_clock
-from penstock.batch import TaskRun, make_world, materializations, run_until
+from penstock.batch import TaskRun, materializations, open_world, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
 from penstock.catalog.desired import Applied
@@ -32,11 +32,13 @@ from penstock.catalog.intake import Intake
 from penstock.catalog.lookup import find_collection, salt_of
 from penstock.connectors.builtin import locate
 from penstock.consensus.open import open_consensus
+from penstock.deployment import check_not_lost
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import LoopThread, current_revision
 from penstock.journal.journals import Journal, Journals
+from penstock.journal.ownership import Ownership
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import LabelSelector
@@ -83,6 +85,7 @@ class Penstock:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        check_not_lost(settings)
         self._blobs = open_blobs(settings.blob)
         self._thread = LoopThread("penstock")
         try:
@@ -92,6 +95,7 @@ class Penstock:
             raise
         self._journals = Journals(self._store)
         self._schemas = Schemas(self._store)
+        self._ownership = Ownership(self._journals, self._blobs)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -186,7 +190,7 @@ class Penstock:
         catalog = await desired.load(self._store)
         specs = materializations(catalog, names)
         until = await current_revision(self._store)
-        world = make_world(self._settings, self._store)
+        world = await open_world(self._settings, self._store)
         outcomes = await asyncio.gather(
             *(run_until(catalog, spec, world, until, shards=shards) for spec in specs)
         )
@@ -199,6 +203,7 @@ class Penstock:
         catalog = await desired.load(self._store)
         spec = find_collection(catalog, name)
         salt = salt_of(spec, catalog)
+        await self._ownership.check()
         publisher = Publisher(
             self._journals,
             self._blobs,

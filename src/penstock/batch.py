@@ -16,6 +16,7 @@ from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import PenstockError, UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.journals import Journals
+from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
 from penstock.model.spec import Catalog, Endpoint, MaterializationSpec
@@ -123,6 +124,13 @@ def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> W
         entropy=os.urandom,
         between=f"file://{(settings.data / 'between').resolve()}",  # as Hadoop has it: not quoted
     )
+
+
+async def open_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
+    """`make_world` for tasks that are to run: its blob store is the one of this consensus store."""
+    world = make_world(settings, store, ends=ends)
+    await Ownership(world.planner.journals, world.planner.blobs).check()
+    return world
 
 
 async def run_until(

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import secrets
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -66,12 +68,68 @@ def test_fragments_are_compacted_and_what_they_were_is_collected_a_day_later(her
     assert penstock("gc", cwd=here).stderr == "removed 0 of 6 objects, 0 bytes\n"
     age(*objects(here), *(here / ".penstock/blobs/=replaced").iterdir(), hours=25)
     dry = json.loads(penstock("gc", "--dry-run", "--json", cwd=here).stdout)
-    assert (dry["listed"], dry["deleted"], len(dry["garbage"])) == (6, 0, 5)
+    assert (dry["listed"], dry["deleted"], dry["garbage"], len(dry["quarantined"])) == (6, 0, {}, 5)
+    waiting = sum(dry["quarantined"].values())
+    first = penstock("gc", cwd=here)
+    assert first.stdout == ""
+    assert first.stderr == (
+        f"removed 0 of 6 objects, 0 bytes; 5 objects, {waiting:,} bytes, "
+        "stay in quarantine for 72h\n"
+    )
+    age(*(here / ".penstock/blobs/=quarantine").iterdir(), hours=71)
+    assert len(json.loads(penstock("gc", "--json", cwd=here).stdout)["quarantined"]) == 5
+    age(*(here / ".penstock/blobs/=quarantine").iterdir(), hours=73)
     gone = penstock("gc", cwd=here)
-    assert gone.stdout.splitlines() == sorted(dry["garbage"])
-    assert gone.stderr == f"removed 5 of 6 objects, {dry['bytes']:,} bytes\n"
+    assert gone.stdout.splitlines() == sorted(dry["quarantined"])
+    assert gone.stderr == f"removed 5 of 6 objects, {waiting:,} bytes\n"
     assert len(objects(here)) == 1
     assert read(here) == list(range(5))
+
+
+def test_the_quarantine_may_be_shorter_and_still_takes_two_collections(here: Path) -> None:
+    assert penstock("compact", cwd=here).exit_code == 0
+    age(*objects(here), *(here / ".penstock/blobs/=replaced").iterdir(), hours=25)
+    counts = []
+    for _ in range(3):
+        told = json.loads(penstock("gc", "--quarantine", "0s", "--json", cwd=here).stdout)
+        counts.append((told["deleted"], len(told["quarantined"])))
+    assert counts == [(0, 5), (5, 0), (0, 0)]
+    assert read(here) == list(range(5))
+
+
+@pytest.mark.parametrize("failpoint", ["blobs.turned", "gc.listed", "gc.removed", "gc.relisted"])
+def test_a_collection_that_dies_anywhere_is_finished_by_the_next(
+    here: Path, failpoint: str
+) -> None:
+    assert penstock("compact", cwd=here).exit_code == 0
+    blobs = here / ".penstock/blobs"
+    age(*objects(here), *(blobs / "=replaced").iterdir(), hours=25)
+    if failpoint == "gc.removed":
+        assert penstock("gc", cwd=here).exit_code == 0
+        age(*(blobs / "=quarantine").iterdir(), hours=73)
+    if failpoint == "gc.relisted":
+        some = [str(path.relative_to(blobs)) for path in objects(here)]
+        (blobs / "=quarantine").mkdir()
+        (blobs / "=quarantine" / secrets.token_hex(16)).write_text("\n".join(some))
+    died = subprocess.run(
+        [sys.executable, "-m", "penstock", "gc"],
+        cwd=here,
+        env={**os.environ, "PENSTOCK_FAILPOINT": failpoint},
+        check=False,
+        capture_output=True,
+    )
+    assert died.returncode == 137, died.stderr
+    assert read(here) == list(range(5))
+    for _ in range(2):
+        assert penstock("gc", cwd=here).exit_code == 0
+        age(*(blobs / "=quarantine").iterdir(), hours=73)
+        assert read(here) == list(range(5))
+    assert penstock("gc", cwd=here).exit_code == 0
+    assert len(objects(here)) == 1
+    assert not list((blobs / "=quarantine").iterdir())
+    document = json.dumps({"id": 5, "text": secrets.token_hex(4096)})
+    assert penstock("append", "acme/orders", cwd=here, stdin=document).exit_code == 0
+    assert read(here) == list(range(6))
 
 
 def test_people_are_told_what_compaction_did(here: Path) -> None:
@@ -84,6 +142,7 @@ def test_people_are_told_what_compaction_did(here: Path) -> None:
     [
         pytest.param(["gc", "--grace", "30m"], "too short", id="a grace period writers outlast"),
         pytest.param(["gc", "--grace", "2"], "unit", id="a duration without a unit"),
+        pytest.param(["gc", "--restore", "--take-over"], "choose one", id="two things at once"),
         pytest.param(["compact", "--target", "big"], "unit", id="a size without a unit"),
     ],
 )
@@ -96,6 +155,7 @@ def test_what_cannot_be_meant_is_refused(here: Path, arguments: list[str], what:
 def test_a_blob_store_of_somebody_else_is_left_alone(here: Path, tmp_path: Path) -> None:
     age(*objects(here), hours=48)
     other = f"sqlite:///{tmp_path}/other.db"
+    (tmp_path / "other.db").touch()
     assert penstock("apply", "catalog.yaml", "--consensus", other, cwd=here).exit_code == 0
     refused = penstock("gc", "--consensus", other, cwd=here)
     assert refused.exit_code == 1

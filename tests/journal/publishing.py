@@ -20,6 +20,7 @@ from penstock.journal.publisher import Binding, Mapped, Options, Publisher
 from penstock.journal.reader import CollectionReader
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
+from penstock.journal.sweeping import Collected, collect_garbage
 from penstock.model.clock import Clock, Producer, from_unix
 from penstock.model.spec import CollectionSpec, Field, Frozen
 from penstock.native.arrow import to_arrow
@@ -106,3 +107,13 @@ async def world(directory: Path, url: str = "memory:") -> AsyncIterator[World]:
 
 def batch(documents: Sequence[Document], spec: CollectionSpec = ORDERS) -> pyarrow.RecordBatch:
     return to_arrow(list(documents), layout(spec.write_schema.text))
+
+
+LATER_S = 4e9
+"""Long after every object was written."""
+
+
+async def swept(here: World, now_s: float = LATER_S) -> Collected:
+    """What two collections remove, the second of which comes after the quarantine."""
+    await collect_garbage(here.journals, here.blobs, now_s=now_s)
+    return await collect_garbage(here.journals, here.blobs, now_s=max(now_s, LATER_S))

@@ -13,10 +13,9 @@ import pytest
 
 from journal import crashing
 from journal.crashing import DOCUMENTS, Job, intents_file
-from journal.publishing import batch, world
+from journal.publishing import batch, swept, world
 from penstock.journal.state import RECORDS_MAX
 from penstock.journal.transaction import Intents
-from penstock.journal.upkeep import collect_garbage
 
 Run = Callable[[Job], int]
 KILLED = 137
@@ -30,7 +29,10 @@ def run() -> Iterator[Run]:
         [sys.executable, crashing.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        },
     ) as process:
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None
@@ -125,7 +127,7 @@ async def test_a_page_that_was_written_and_not_named_is_garbage_and_nothing_else
     async with world(tmp_path, url) as here:
         sealed = await here.journals.load(EU)
         assert (len(sealed.pages), len(sealed.records)) == (1, RECORDS_MAX // 4)
-        collected = await collect_garbage(here.journals, here.blobs, now_s=4e9)
+        collected = await swept(here)
         [path] = collected.garbage
         assert path.endswith(".page")
     assert await visible(tmp_path, url) == sorted([*expected, 100])

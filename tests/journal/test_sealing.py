@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consensus.interposed import Interposed
-from journal.publishing import World, batch, world
+from journal.publishing import World, batch, swept, world
 from penstock.errors import Bug, Unavailable
 from penstock.journal import publisher as module
 from penstock.journal.codec import decode_page
@@ -20,19 +20,12 @@ from penstock.journal.publisher import Publisher
 from penstock.journal.reader import Start
 from penstock.journal.sealing import seal, seal_if_long
 from penstock.journal.state import RECORDS_MAX, Blob, Fragment, JournalState, Record
-from penstock.journal.upkeep import (
-    GRACE_S,
-    CompactionOptions,
-    collect_garbage,
-    compact_all,
-    plan_pages,
-)
+from penstock.journal.sweeping import GRACE_S, collect_garbage
+from penstock.journal.upkeep import CompactionOptions, compact_all, plan_pages
 from penstock.shuffle.binding import with_cohorts
 from shuffle.following import ORDERS, Coordinator, binding, session
 
 ONE = "acme/orders/region=eu/pivot=00"
-LATER_S = 4e9
-"""Long after every object was written."""
 FEW = 8
 
 
@@ -143,7 +136,7 @@ async def test_writers_that_race_to_seal_lose_nothing(tmp_path: Path) -> None:
 
         writers = (write(number, by) for number, by in enumerate(others, 1))
         await asyncio.gather(*writers, tidy())
-        await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        await swept(here)
         expected = [0, *(100 * k + n for k in (1, 2, 3) for n in range(15))]
         assert sorted(await read_ids(here)) == expected
         records = await all_records(here, await here.journals.load(ONE))
@@ -217,7 +210,7 @@ async def test_rows_and_records_that_were_sealed_are_still_compacted(tmp_path: P
         young_s = note_s + GRACE_S - 1e-6
         spared = await collect_garbage(here.journals, here.blobs, now_s=young_s)
         assert not spared.garbage, "readers may be about to read what was replaced"
-        collected = await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        collected = await swept(here)
         assert collected.deleted > 50
         assert await here.read() == shown
         async with session(here, only, resume=reader.committed) as reading:
@@ -256,5 +249,5 @@ async def test_pages_that_others_replaced_meanwhile_are_left_alone(tmp_path: Pat
             await compact_all(here.journals, here.blobs, here.schemas, options=options)
 
         await asyncio.gather(compact(), compact(), compact())
-        await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+        await swept(here)
         assert await read_ids(here) == list(range(24))

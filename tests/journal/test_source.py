@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from journal.publishing import ORDERS, World, batch, world
+from journal.publishing import ORDERS, World, batch, swept, world
 from penstock.catalog import desired
 from penstock.errors import UsageError
 from penstock.journal.publisher import Mapped, Options
 from penstock.journal.source import SourceOptions
-from penstock.journal.upkeep import CompactionOptions, collect_garbage, compact_all
+from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.model.spec import Catalog
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 EAGER = CompactionOptions(inputs_min=2)
-LATER_S = 4e9
-
 
 # ---------------------------------------------------------------------------------------- options
 
@@ -175,7 +173,7 @@ def test_a_stream_delivers_every_commit_once_through_restarts(
             assert sink.ids == list(range(30))
             await publish(here, range(30, 40))
             await compact_all(here.journals, here.blobs, here.schemas, options=EAGER)
-            await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+            await swept(here)
             await spanning.commit_now()
             await asyncio.to_thread(run_once, 12)
             assert sink.ids == [*range(40), 1000]
@@ -289,7 +287,7 @@ def test_a_plain_script_counts_what_is_committed_while_everything_goes_on(tmp_pa
             # Collecting as if days had passed: nobody may have an object that is not named yet.
             async with calm:
                 await reached(committed)
-                gone = await collect_garbage(here.journals, here.blobs, now_s=LATER_S)
+                gone = await swept(here)
                 assert gone.deleted
             await reached(committed + 50)
             stop.set()

@@ -1,9 +1,8 @@
-"""Compaction moves rows and nothing else; garbage is what nobody names, or is about to."""
+"""Compaction moves rows and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.publishing import ORDERS, World, batch, collection, world
-from penstock.consensus.open import open_consensus
+from journal.publishing import LATER_S, ORDERS, World, batch, collection, swept, world
 from penstock.journal.codec import decode_page
-from penstock.journal.journals import Journals
 from penstock.journal.publisher import Mapped
 from penstock.journal.sealing import plan_page
 from penstock.journal.state import (
@@ -31,13 +28,9 @@ from penstock.journal.state import (
     apply,
 )
 from penstock.journal.upkeep import (
-    GRACE_S,
-    Collected,
     Compacted,
     CompactionOptions,
-    ForeignBlobs,
     Rewrite,
-    collect_garbage,
     compact_all,
     compact_journal,
     keep_tidy,
@@ -187,14 +180,6 @@ async def compact(here: World, options: CompactionOptions = EAGER) -> Compacted:
     return await compact_all(here.journals, here.blobs, here.schemas, options=options)
 
 
-async def collect(here: World, **options: float) -> Collected:
-    return await collect_garbage(here.journals, here.blobs, **{"now_s": LATER_S, **options})
-
-
-LATER_S = 4e9
-"""Long after every object was written."""
-
-
 def places(state: JournalState) -> set[str]:
     found = [r.at for r in state.records if isinstance(r, Fragment)]
     return {at.path if isinstance(at, Blob) else "inline" for at in found}
@@ -243,7 +228,7 @@ async def test_writers_go_on_while_their_journal_is_compacted(tmp_path: Path) ->
                 await compact(here)
 
         await asyncio.gather(write(), tidy(), tidy())
-        await collect(here)
+        await swept(here)
         assert sorted(d["id"] for d in (await here.read())[ONE]) == list(range(40))
 
 
@@ -261,7 +246,7 @@ async def test_records_beyond_the_limit_are_sealed_and_still_read(tmp_path: Path
         assert [(r.begin, r.revision) for r in kept] == [
             (r.begin, r.revision) for r in before.records
         ]
-        await collect(here)
+        await swept(here)
         assert [d["id"] for d in (await here.read())[ONE]] == list(range(6))
 
 
@@ -286,78 +271,8 @@ async def test_a_page_is_not_sealed_over_rows_that_have_moved_meanwhile(tmp_path
         state = await here.journals.load(ONE)
         [page] = state.pages
         assert page.path not in moved
-        await collect(here)
+        await swept(here)
         assert [d["id"] for d in (await here.read())[ONE]] == list(range(6))
-
-
-# ---------------------------------------------------------------------------------------- garbage
-
-
-def age(file: Path) -> None:
-    stat = file.stat()
-    os.utime(file, (stat.st_atime, stat.st_mtime - 3600))
-
-
-def objects(here: World) -> set[str]:
-    return {found.path for found in here.blobs.list() if not found.path.startswith("=")}
-
-
-async def test_only_what_nobody_names_is_collected(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        await publish(here, range(3), large=True)
-        named = objects(here)
-        stray = "acme/orders/region=eu/" + "0" * 32 + "-dead.parquet"
-        torn = stray + ".partial"
-        for path in (stray, torn, "acme/orders/notes.txt"):
-            here.blobs.write(path, b"x")
-        dry = await collect(here, dry_run=True)
-        assert (set(dry.garbage), dry.deleted, dry.bytes) == ({stray, torn}, 0, 2)
-        assert (await collect(here)).deleted == 2
-        assert objects(here) == named | {"acme/orders/notes.txt"}
-
-
-async def test_what_is_young_is_spared(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        await publish(here, [1], large=True)
-        stray = "acme/orders/region=eu/" + "0" * 32 + "-dead.parquet"
-        here.blobs.write(stray, b"x")
-        [found] = [f for f in here.blobs.list() if f.path == stray]
-        assert not (await collect(here, now_s=found.modified_s + GRACE_S - 1)).garbage
-        assert (await collect(here, now_s=found.modified_s + GRACE_S + 1)).deleted == 1
-
-
-async def test_what_was_replaced_is_spared_for_the_same_time(tmp_path: Path) -> None:
-    """However old it is: a scan that began before the compaction still reads it."""
-    async with world(tmp_path) as here:
-        for n in range(4):
-            await publish(here, [n], large=True)
-        replaced = objects(here)
-        await compact(here)
-        [note] = here.blobs.list("=replaced")
-        # By now the objects are old enough to go, and the note is not.
-        young_s = note.modified_s + GRACE_S - 1e-6
-        for path in replaced:
-            age(tmp_path / "blobs" / path)
-        assert not (await collect(here, now_s=young_s)).garbage
-        assert set((await collect(here)).garbage) == replaced
-        assert not list(here.blobs.list("=replaced"))
-        assert [d["id"] for d in (await here.read())[ONE]] == list(range(4))
-
-
-async def test_objects_of_other_journals_are_not_garbage(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        await publish(here, [1], large=True)
-        elsewhere = await open_consensus("memory:")
-        try:
-            with pytest.raises(ForeignBlobs, match="not that of these journals"):
-                await collect_garbage(Journals(elsewhere), here.blobs, now_s=LATER_S)
-            here.blobs.write("acme/orders/region=eu/" + "0" * 32 + "-dead.parquet", b"x")
-            await collect(here)
-            with pytest.raises(ForeignBlobs, match="marked"):
-                await collect_garbage(Journals(elsewhere), here.blobs, now_s=LATER_S)
-        finally:
-            await elsewhere.close()
-        assert await here.read()
 
 
 async def test_in_the_background_it_tidies_until_told_to_stop(tmp_path: Path) -> None:
@@ -383,8 +298,9 @@ async def test_in_the_background_it_tidies_until_told_to_stop(tmp_path: Path) ->
             every_s=0,
             garbage_every_s=0,
         )
-        assert objects(here) == places(await here.journals.load(ONE))
-        assert len(objects(here)) == 1
+        objects = {found.path for found in here.blobs.list() if not found.path.startswith("=")}
+        assert objects == places(await here.journals.load(ONE))
+        assert len(objects) == 1
 
 
 async def test_compaction_of_one_collection_leaves_others(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from penstock.bench.stock import (
 from penstock.journal.blobs import BlobStore
 from penstock.journal.journals import creation
 from penstock.journal.names import KEY_HASH_MAX, JournalName
+from penstock.journal.ownership import Ownership
 from penstock.journal.state import AckRecord, Blob, Fragment, Record
 from penstock.journal.upkeep import CompactionOptions, compact_journal
 from penstock.model.clock import Clock, Flag
@@ -357,6 +358,7 @@ class Unwritten:
         """Append it to new journals; old records are sealed into pages, as compaction does it."""
         names = [JournalName.of(spec.name, {"part": number}) for number in range(self.journals)]
         await here.schemas.put(spec.write_schema)
+        await Ownership(here.journals, here.blobs).claim()  # before it names what is not there
         await here.journals.create_all({name: creation(name) for name in names})
         seal = CompactionOptions(target_bytes=1)  # everything is large enough to be left alone
         records = (self.records(spec, number) for number in range(self.transactions))

@@ -96,6 +96,7 @@ async def _append(
     from penstock.catalog.lookup import find_collection, salt_of
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
+    from penstock.journal.ownership import Ownership
     from penstock.journal.publisher import Mapped, Publisher
     from penstock.journal.schemas import Schemas
     from penstock.model.clock import Producer
@@ -106,10 +107,11 @@ async def _append(
         spec = find_collection(catalog, name)
         schema = compiled(spec.write_schema.text)
         intake = Intake(schema, salt=salt_of(spec, catalog, redact_salt))
-        journals = Journals(store)
+        journals, blobs = Journals(store), open_blobs(settings.blob)
+        await Ownership(journals, blobs).check()
         publisher = Publisher(
             journals,
-            open_blobs(settings.blob),
+            blobs,
             Schemas(store),
             [Mapped(spec=spec)],
             producer=Producer.from_random(os.urandom(6)),

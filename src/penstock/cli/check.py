@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.frame import print_json, stdout
 from penstock.cli.stopping import stops
-from penstock.cli.stores import is_there, opened
+from penstock.cli.stores import opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -73,6 +73,7 @@ async def _refused(settings: Settings, outcome: Outcome) -> ChangeRefused | None
     """Why the catalog cannot follow the one that is in force here, if there is one."""
     from penstock.catalog.desired import ChangeRefused, apply
     from penstock.catalog.evolution import fits_documents
+    from penstock.deployment import is_there
 
     if not is_there(settings):
         return None

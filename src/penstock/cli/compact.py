@@ -60,14 +60,17 @@ async def _compact(
 ) -> Compacted:
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
+    from penstock.journal.ownership import Ownership
     from penstock.journal.schemas import Schemas
     from penstock.journal.upkeep import compact_all
 
     async with opened(settings) as store:
+        journals, blobs = Journals(store), open_blobs(settings.blob)
+        await Ownership(journals, blobs).check()
         with progress_bar("journals") as progress:
             return await compact_all(
-                Journals(store),
-                open_blobs(settings.blob),
+                journals,
+                blobs,
                 Schemas(store),
                 collection,
                 options=options,

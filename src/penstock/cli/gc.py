@@ -1,7 +1,8 @@
-"""`penstock gc`: remove the objects that no journal names."""
+"""`penstock gc`: remove the objects that no journal names, and say whose a blob store is."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.journal.upkeep import Collected
+    from penstock.journal.sweeping import Collected, TakenOver
 
 
 def gc(
@@ -25,27 +26,62 @@ def gc(
     grace: Annotated[
         str, typer.Option("--grace", help="Spare what is younger, or was replaced since.")
     ] = "24h",
+    quarantine: Annotated[
+        str,
+        typer.Option("--quarantine", help="Remove what has been in quarantine for so long."),
+    ] = "72h",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed, and change nothing.")
+    ] = False,
+    restore: Annotated[
+        bool,
+        typer.Option(
+            "--restore", help="End the quarantine of everything that is in it, and do nothing else."
+        ),
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Make the blob store that of this consensus store, which was restored from a "
+            "backup and replaces another, and do nothing else; exit code 1 if objects are missing.",
+        ),
     ] = False,
 ) -> None:
     """Remove the objects of the blob store that no journal names; readers and writers go on.
 
-    Lists the removed paths. What is younger than the grace period is spared: its writer may be
-    about to name it. What compaction replaced is spared for as long: somebody may be reading it.
+    It takes two collections. The first puts an object into quarantine: it stays where it is, and
+    readable. A later one removes it, if it has been there for long enough and still no journal
+    names it. Lists the removed paths.
+
+    What is younger than the grace period is spared: its writer may be about to name it. What
+    compaction replaced is spared for as long: somebody may be reading it.
+
+    A blob store that belongs to another deployment, or to a newer copy of this one, is left alone.
 
     Example: penstock gc --dry-run
     """
-    from penstock.journal.upkeep import GRACE_S_MIN
+    if restore + take_over + dry_run > 1:
+        raise UsageError("choose one of --dry-run, --restore and --take-over")
+    if restore:
+        _restore(settings)
+    elif take_over:
+        _take_over(settings)
+    else:
+        _collect(settings, grace, quarantine, dry_run=dry_run)
 
-    grace_s = seconds(grace, "--grace")
+
+def _collect(settings: Settings, grace: str, quarantine: str, *, dry_run: bool) -> None:
+    from penstock.journal.sweeping import GRACE_S_MIN
+
+    grace_s, quarantine_s = seconds(grace, "--grace"), seconds(quarantine, "--quarantine")
     if grace_s < GRACE_S_MIN:
         raise UsageError(
             f"--grace {grace} is too short",
             why="an object of a transaction under way may be an hour old before a journal names it",
             fix=f"--grace {GRACE_S_MIN // 3600}h or more",
         )
-    found = stops.run(_collect(settings, grace_s, dry_run=dry_run))
+    found = stops.run(_collected(settings, grace_s, quarantine_s, dry_run=dry_run))
     if settings.json:
         print_json(
             {
@@ -53,23 +89,30 @@ def gc(
                 "listed": found.listed,
                 "deleted": found.deleted,
                 "bytes": found.bytes,
-                "garbage": dict(sorted(found.garbage.items())),
+                "garbage": {path: found.garbage[path] for path in found.due},
+                "quarantined": dict(sorted(found.quarantined.items())),
+                "returned": found.returned,
             }
         )
         return
-    for path in sorted(found.garbage):
+    for path in found.due:
         stdout.print(path, markup=False)
     verb = "would remove" if dry_run else "removed"
-    stderr.print(
-        f"{verb} {len(found.garbage):,} of {found.listed:,} objects, {found.bytes:,} bytes",
-        markup=False,
-    )
+    told = f"{verb} {len(found.due):,} of {found.listed:,} objects, {found.bytes:,} bytes"
+    if waiting := found.quarantined:
+        told += f"; {len(waiting):,} objects, {sum(waiting.values()):,} bytes, "
+        told += "would be in quarantine" if dry_run else f"stay in quarantine for {quarantine}"
+    if found.returned:
+        told += f"; {len(found.returned):,} are named after all, and not in quarantine any more"
+    stderr.print(told, markup=False)
 
 
-async def _collect(settings: Settings, grace_s: float, *, dry_run: bool) -> Collected:
+async def _collected(
+    settings: Settings, grace_s: float, quarantine_s: float, *, dry_run: bool
+) -> Collected:
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
-    from penstock.journal.upkeep import collect_garbage
+    from penstock.journal.sweeping import collect_garbage
 
     async with opened(settings) as store:
         with progress_bar("objects") as progress:
@@ -78,9 +121,60 @@ async def _collect(settings: Settings, grace_s: float, *, dry_run: bool) -> Coll
                 open_blobs(settings.blob),
                 now_s=time.time(),
                 grace_s=grace_s,
+                quarantine_s=quarantine_s,
                 dry_run=dry_run,
                 progress=progress,
             )
+
+
+def _restore(settings: Settings) -> None:
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.sweeping import release
+
+    released = release(open_blobs(settings.blob))
+    if settings.json:
+        print_json({"restored": released})
+        return
+    for path in released:
+        stdout.print(path, markup=False)
+    stderr.print(f"{len(released):,} objects are not in quarantine any more", markup=False)
+
+
+def _take_over(settings: Settings) -> None:
+    done = stops.run(_taken_over(settings))
+    if settings.json:
+        print_json(dataclasses.asdict(done))
+    else:
+        _tell_taken_over(done)
+    if done.missing:
+        raise typer.Exit(1)
+
+
+def _tell_taken_over(done: TakenOver) -> None:
+    before = f"; it was that of {done.before[:8]}" if done.before else ""
+    stderr.print(f"the blob store is now that of this consensus store{before}", markup=False)
+    stderr.print(
+        f"of {done.objects:,} there are {done.unnamed:,} objects that no journal names: "
+        "penstock gc will put them into quarantine",
+        markup=False,
+    )
+    for path in done.missing:
+        stdout.print(path, markup=False)
+    if done.missing:
+        stderr.print(
+            f"{len(done.missing):,} objects that journals name are missing: their documents cannot "
+            "be read; restore them from a backup",
+            markup=False,
+        )
+
+
+async def _taken_over(settings: Settings) -> TakenOver:
+    from penstock.journal.blobs import open_blobs
+    from penstock.journal.journals import Journals
+    from penstock.journal.sweeping import take_over
+
+    async with opened(settings) as store:
+        return await take_over(Journals(store), open_blobs(settings.blob))
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def _line(run: TaskRun) -> str:
 async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> None:
-    from penstock.batch import Reins, make_world, materializations, run_until
+    from penstock.batch import Reins, materializations, open_world, run_until
     from penstock.connectors.builtin import idle_tasks
     from penstock.journal.follower import current_revision
 
@@ -107,7 +107,7 @@ async def _run(
             specs = materializations(catalog, names)
             for each in () if names else idle_tasks(catalog):
                 stderr.print(f"{each.name} does not run: {each.why}", markup=False)
-            world = make_world(settings, store, ends=True)
+            world = await open_world(settings, store, ends=True)
             revision = await current_revision(store)
         reins = Reins()
 

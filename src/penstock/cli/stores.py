@@ -14,21 +14,15 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
 
 
-def is_there(settings: Settings) -> bool:
-    """Whether there may be something in the consensus store; a database has to be asked."""
-    from penstock.consensus.open import Scheme, scheme_of, sqlite_path
-
-    url = settings.consensus
-    return scheme_of(url) is not Scheme.SQLITE or sqlite_path(url).exists()
-
-
 @asynccontextmanager
 async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[Consensus]:
     """The consensus store. Commands that only look do not `create` one where there is none."""
     from penstock.consensus.open import open_consensus, sqlite_path
+    from penstock.deployment import check_not_lost, is_there
     from penstock.runtime.waiting import Waits
 
     url = settings.consensus
+    check_not_lost(settings)
     if not create and not is_there(settings):
         raise UserError(
             "there is nothing here yet",

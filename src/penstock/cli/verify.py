@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.gc import progress_bar
+from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.settings import Settings
 
@@ -25,7 +25,7 @@ def verify(settings: Settings) -> None:
 
     Example: penstock verify --json
     """
-    found = asyncio.run(_verify(settings))
+    found = stops.run(_verify(settings))
     if settings.json:
         print_json(dataclasses.asdict(found))
     else:
@@ -65,8 +65,7 @@ async def _verify(settings: Settings) -> Verified:
     from penstock.consensus.statelog import load
     from penstock.journal.blobs import open_blobs
     from penstock.journal.verify import verify as verify_all
-    from penstock.runtime.materialize.leader import recovery_key
-    from penstock.runtime.recovery import RecoveryMachine
+    from penstock.runtime.recovery import TASKS, RecoveryMachine
 
     async with opened(settings) as store:
 
@@ -81,6 +80,6 @@ async def _verify(settings: Settings) -> Verified:
             return await verify_all(
                 store,
                 open_blobs(settings.blob),
-                checks={desired.CATALOG_KEY: catalog, recovery_key(""): recovery},
+                checks={desired.CATALOG_KEY: catalog, TASKS: recovery},
                 progress=progress,
             )

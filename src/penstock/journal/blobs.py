@@ -6,10 +6,10 @@
     gs://bucket/prefix, abfss://…           Google Cloud Storage, Azure
     hdfs://namenode:8020/prefix             HDFS
 
-Objects are written once, under names that are never used again, and they appear whole or not at
-all: an object store publishes on close, and on a disk a file gets its name after its bytes are
-durable. What a crash leaves behind is listed like everything else, and no state names it, so it is
-garbage like everything else.
+Objects are written once, under names that are never used again (but for the mark, see `ownership`),
+and they appear whole or not at all: an object store publishes on close, and on a disk a file gets
+its name after its bytes are durable. What a crash leaves behind is listed like everything else, and
+no state names it, so it is garbage like everything else.
 
 A store is its URL: executors receive it pickled and connect on their own. The URL may hold a
 password, so no error and no `repr` shows it unmasked.
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,26 @@ class BlobStore:
         """A new object from bytes in memory."""
         with self.create(path) as sink:
             sink.write(data)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """An object from bytes in memory, in the place of the one that has this name, if any.
+
+        Whoever reads it meanwhile gets one or the other. Of several writers the last one counts.
+        """
+        at = Path(self._at(path))
+        written = at.with_name(f"{at.name}.{secrets.token_hex(8)}{_PARTIAL}")
+        with self._explained("cannot write an object", path):
+            if not self._local:
+                with self._fs.open_output_stream(self._at(path)) as sink:
+                    sink.write(data)
+                return
+            _make_directory(at.parent)
+            try:
+                written.write_bytes(data)
+                _publish(written, at)
+            except BaseException:
+                written.unlink(missing_ok=True)
+                raise
 
     def delete(self, path: str) -> None:
         """Remove an object; afterwards it is not there, whether it was or not."""

@@ -17,7 +17,7 @@ import contextlib
 import re
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol, Self
@@ -102,7 +102,7 @@ class FragmentWriter:
 
     `prefix` is the path of the partition (`JournalName.prefix`), `attempt` names who writes. As a
     context manager it removes what it began to write unless it was finished. With `inline` false,
-    rows become an object however few they are.
+    rows become an object however few they are. `claim` comes before the object, if there is one.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class FragmentWriter:
         attempt: str,
         *,
         inline: bool = True,
+        claim: Callable[[], None] = lambda: None,
     ) -> None:
         if not _ATTEMPT.fullmatch(attempt):
             raise Bug(f"{attempt!r} cannot be part of an object's name")
@@ -120,6 +121,7 @@ class FragmentWriter:
         self._blobs = blobs
         self._layout = layout
         self._may_inline = inline
+        self._claim = claim
         self._schema = row_schema(layout.root)
         self._statistics = Statistics(layout.root, layout.key, layout.key_begin, layout.key_end)
         self._waiting: list[pa.RecordBatch] = []
@@ -207,6 +209,7 @@ class FragmentWriter:
 
     def _write_group(self) -> None:
         if self._parquet is None:
+            self._claim()
             created = self._object.enter_context(self._blobs.create(self.path))
             self._sink = SummingSink(created)
             # The first group tells whether there will be another.

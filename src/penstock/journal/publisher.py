@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ from penstock.journal.blobs import BlobStore
 from penstock.journal.fragments import GROUP_BYTES, FragmentLayout, FragmentWriter
 from penstock.journal.journals import Journals, MissingJournal, creation
 from penstock.journal.names import JournalName
+from penstock.journal.ownership import Ownership
 from penstock.journal.partition import Covered, Places, journal_name, key_hashes, split
 from penstock.journal.rows import stamped
 from penstock.journal.schemas import Schemas
@@ -185,12 +187,18 @@ class _Part:
         return self.rows_bytes + min(self.fed_bytes, GROUP_BYTES)
 
     def write(
-        self, blobs: BlobStore, rows: Iterable[pyarrow.RecordBatch], attempt: str, *, end: bool
+        self,
+        blobs: BlobStore,
+        rows: Iterable[pyarrow.RecordBatch],
+        attempt: str,
+        claim: Callable[[], None],
+        *,
+        end: bool,
     ) -> None:
         """Take rows to the writer, and to an end if they are the last, or the fragment is full."""
         for batch in rows:
             if self.writer is None:
-                self.writer = FragmentWriter(blobs, self.prefix, self.layout, attempt)
+                self.writer = FragmentWriter(blobs, self.prefix, self.layout, attempt, claim=claim)
             self.writer.write(batch)
             if self.writer.full:
                 self._finish()
@@ -230,6 +238,7 @@ class Publisher:
         self.producer = producer
         self._journals = journals
         self._blobs = blobs
+        self._ownership = Ownership(journals, blobs)
         self._schemas = schemas
         self._bindings = tuple(bindings)
         self._now = now
@@ -425,8 +434,15 @@ class Publisher:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         rows, part.rows = part.rows, []
         part.fed_bytes, part.rows_bytes = part.fed_bytes + part.rows_bytes, 0
-        written = asyncio.to_thread(part.write, self._blobs, rows, str(self.producer), end=end)
+        claim = functools.partial(self._claim, asyncio.get_running_loop())
+        attempt = str(self.producer)
+        written = asyncio.to_thread(part.write, self._blobs, rows, attempt, claim, end=end)
         part.step = asyncio.create_task(written)
+
+    def _claim(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See that the blob store may be written to; called by threads, before each object."""
+        if not self._ownership.is_claimed:
+            asyncio.run_coroutine_threadsafe(self._ownership.claim(), loop).result()
 
     def _in_the_way(self, part: _Part) -> list[asyncio.Task[None]]:
         """The steps of which one has to end before another may begin."""

@@ -23,6 +23,7 @@ from penstock.journal.blobs import BlobStore
 from penstock.journal.codec import encode_page
 from penstock.journal.integrity import digest_of_page
 from penstock.journal.journals import Journals
+from penstock.journal.ownership import Ownership
 from penstock.journal.state import (
     RECORDS_MAX,
     UNKNOWN,
@@ -68,6 +69,7 @@ async def seal_if_long(
 
 async def seal(journals: Journals, blobs: BlobStore, name: str, records: Sequence[Record]) -> None:
     """Move the first records of a state into a page."""
+    await Ownership(journals, blobs).claim()
     page = await write_page(blobs, name, records)
 
     def decide(state: JournalState) -> Seal:
@@ -91,6 +93,7 @@ async def reseal(
 
     Whoever replaces pages notes that first, like every object that it replaces.
     """
+    await Ownership(journals, blobs).claim()
     page = await write_page(blobs, name, records)
 
     def decide(state: JournalState) -> Reseal:

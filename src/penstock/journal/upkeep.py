@@ -1,46 +1,30 @@
-"""Upkeep: small fragments into large objects, old records into pages, and garbage out.
+"""Upkeep: small fragments into large objects, old records into pages; garbage is for `sweeping`.
 
-Both are planned by pure functions and then done, beside any number of writers and readers.
+It is planned by pure functions and then done, beside any number of writers and readers.
 
-**Compaction** copies the rows of neighbouring small fragments of one schema into one object, and
+Compaction copies the rows of neighbouring small fragments of one schema into one object, and
 says so in the journal's state. Offsets, runs and revisions stay, so readers do not notice. Whoever
 lost a race has written an object that nobody names, and plans again. Records are never merged:
 when they become many, the oldest move into a page (`sealing`). Writers do that too, and do not wait
 for compaction; so pages, when they become many, are compacted into one, and the rows of their
 records with them.
-
-**Garbage** is an object that no state names. What is young is spared, since its writer may be about
-to name it; and what compaction has replaced is spared for as long, since somebody may be about to
-read it. The first is told by the age of the object. The second is told by a *note*: before a
-compactor commits, it writes down which objects it replaces, under `=replaced/`, which no collection
-can be called. The order in which garbage collection looks is what makes it safe:
-
-    objects, then states, then notes
-
-An object that was named after the first look is too young; one that lost its name before the second
-has its note before the third.
-
-Objects are removed from a store only if they have the names that fragments and pages are given, and
-only if the store is known to be that of these journals: a mark ties the two together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from penstock import failpoints
 from penstock.consensus.statelog import Superseded
-from penstock.errors import Bug, UserError
+from penstock.errors import Bug
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
 from penstock.journal.integrity import CorruptBlob, located, read_page
 from penstock.journal.journals import Journals, MissingJournal
+from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
 from penstock.journal.sealing import plan_page, reseal, seal
 from penstock.journal.state import (
@@ -56,16 +40,11 @@ from penstock.journal.state import (
     Status,
     apply,
 )
+from penstock.journal.sweeping import Progress, collect_garbage, replacement_note, unseen
 from penstock.model.columns import Column
-
-GRACE_S: Final = 24 * 3600
-GRACE_S_MIN: Final = 2 * 3600
-"""A publisher names its objects within an hour."""
 
 ATTEMPTS_MAX: Final = 8
 """How often a journal is planned anew, within one run, because others changed it meanwhile."""
-
-DELETES_AT_ONCE: Final = 16
 
 _WRITTEN = failpoints.declare("compact.written", "an object is rewritten, no journal names it yet")
 _NOTED = failpoints.declare("compact.noted", "replaced objects are noted, but still in use")
@@ -239,14 +218,6 @@ class Compacted:
         )
 
 
-Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
-
-
-def _unseen(_done: int, _total: int) -> None:
-    """Nobody looks."""
-
-
 async def compact_all(
     journals: Journals,
     blobs: BlobStore,
@@ -254,7 +225,7 @@ async def compact_all(
     collection: str | None = None,
     *,
     options: CompactionOptions = DEFAULTS,
-    progress: Progress = _unseen,
+    progress: Progress = unseen,
     stop: asyncio.Event | None = None,
 ) -> Compacted:
     """Compact the journals of a collection, or all there are; `stop` ends it after a journal.
@@ -320,6 +291,7 @@ async def compact_journal(
 async def _rewrite(
     journals: Journals, blobs: BlobStore, name: str, rewrite: Rewrite, root: Column
 ) -> Compacted:
+    await Ownership(journals, blobs).claim()
     compact = await _moved(blobs, name, rewrite, root)
     await _replaces(blobs, rewrite.paths)
     await journals.compact(name, compact)
@@ -338,6 +310,7 @@ async def _merge(
 
     Its records are those of a state of their own, to which the same happens as to any other.
     """
+    await Ownership(journals, blobs).claim()
     read = [await asyncio.to_thread(read_page, blobs, page, name) for page in pages]
     held = JournalState(
         status=Status.ACTIVE, records=tuple(record for page in read for record in page)
@@ -371,7 +344,7 @@ async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) ->
 async def _replaces(blobs: BlobStore, paths: Sequence[str]) -> None:
     """Note which objects are about to be replaced."""
     if paths:
-        await asyncio.to_thread(blobs.write, *_note(paths))
+        await asyncio.to_thread(blobs.write, *replacement_note(paths))
     failpoints.hit(_NOTED)
 
 
@@ -403,145 +376,6 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
             why=f"{written.rows if written else 0} instead of {rows}",
         )
     return written
-
-
-# --------------------------------------------------------------------------------------- garbage
-
-_NOTES: Final = "=replaced"
-_MARK: Final = "=store"
-_OURS: Final = re.compile(r".+/[0-9a-f]{32}(?:-[A-Za-z0-9_.-]{1,64}\.parquet|\.page)(?:\.partial)?")
-
-
-class ForeignBlobs(UserError):
-    """The objects are not those of these journals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """What garbage there was. `deleted` is less if somebody stopped it, and 0 in a dry run."""
-
-    listed: int
-    garbage: Mapping[str, int]
-    """Bytes by path."""
-    deleted: int
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.garbage.values())
-
-
-def _note(paths: Sequence[str]) -> tuple[str, bytes]:
-    """The note that these objects are about to be replaced: its path and content."""
-    return f"{_NOTES}/{secrets.token_hex(16)}", "\n".join(paths).encode()
-
-
-async def collect_garbage(
-    journals: Journals,
-    blobs: BlobStore,
-    *,
-    now_s: float,
-    grace_s: float = GRACE_S,
-    dry_run: bool = False,
-    progress: Progress = _unseen,
-    stop: asyncio.Event | None = None,
-) -> Collected:
-    """Remove the objects that no journal names and nobody is about to.
-
-    `now_s` is unix time by the clock of the blob store. With a grace period below `GRACE_S_MIN` the
-    objects of transactions under way are lost; only who knows that nobody writes may give less.
-    """
-    young, old = await asyncio.to_thread(_list, blobs, now_s - grace_s)
-    named = await _named(journals, blobs)
-    spared, outdated = await asyncio.to_thread(_read_notes, blobs, now_s - grace_s)
-    known = named | spared
-    garbage = {path: size for path, size in old.items() if path not in known}
-    if garbage:
-        found = not named.isdisjoint(young) or not named.isdisjoint(old)
-        await _belong_together(journals, blobs, found=found)
-    deleted = 0
-    if not dry_run:
-        paths = sorted(garbage)
-        for begin in range(0, len(paths), DELETES_AT_ONCE):
-            if stop is not None and stop.is_set():
-                break
-            progress(begin, len(paths))
-            some = paths[begin : begin + DELETES_AT_ONCE]
-            await asyncio.gather(*(asyncio.to_thread(blobs.delete, path) for path in some))
-            deleted += len(some)
-        else:
-            progress(len(paths), len(paths))
-            for note in outdated:  # last: until its objects are gone, a note may be needed again
-                await asyncio.to_thread(blobs.delete, note)
-    return Collected(listed=len(young) + len(old), garbage=garbage, deleted=deleted)
-
-
-def _list(blobs: BlobStore, before_s: float) -> tuple[set[str], dict[str, int]]:
-    """Our objects: those that are too young, and the size of each that is old enough."""
-    young: set[str] = set()
-    old: dict[str, int] = {}
-    for found in blobs.list():
-        if not _OURS.fullmatch(found.path):
-            continue
-        if found.modified_s <= before_s:
-            old[found.path] = found.bytes
-        else:
-            young.add(found.path)
-    return young, old
-
-
-async def _named(journals: Journals, blobs: BlobStore) -> set[str]:
-    """Every object that some state names, or some page of it."""
-    named: set[str] = set()
-    for journal in await journals.list():
-        named.update(_paths(journal.state.records))
-        for page in journal.state.pages:
-            named.add(page.path)
-            named.update(_paths(await asyncio.to_thread(read_page, blobs, page, journal.name)))
-    return named
-
-
-def _paths(records: Iterable[Record]) -> Iterator[str]:
-    for record in records:
-        if isinstance(record, Fragment) and isinstance(record.at, Blob):
-            yield record.at.path
-
-
-def _read_notes(blobs: BlobStore, before_s: float) -> tuple[set[str], list[str]]:
-    """The objects that were replaced of late, and the notes that nobody needs any more."""
-    spared: set[str] = set()
-    outdated: list[str] = []
-    for note in blobs.list(_NOTES):
-        if note.modified_s <= before_s:
-            outdated.append(note.path)
-            continue
-        with contextlib.suppress(MissingBlob):  # somebody else collects as well
-            spared.update(blobs.read(note.path).decode().splitlines())
-    return spared, outdated
-
-
-async def _belong_together(journals: Journals, blobs: BlobStore, *, found: bool) -> None:
-    """Refuse to collect in a blob store that belongs to other journals.
-
-    With the wrong `--consensus` everything would look like garbage. The first collection therefore
-    needs to have `found` an object that these journals name, and marks the store as theirs.
-    """
-    incarnation = (await journals.store.incarnation()).hex()
-    try:
-        mark = (await asyncio.to_thread(blobs.read, _MARK)).decode()
-    except MissingBlob:
-        mark = None
-    if mark == incarnation:
-        return
-    if mark is not None or not found:
-        raise ForeignBlobs(
-            "the blob store is not that of these journals",
-            where=str(blobs),
-            why="it is marked as that of another consensus store"
-            if mark
-            else "it has objects, and the journals name none of them",
-            fix="check --blob and --consensus",
-        )
-    await asyncio.to_thread(blobs.write, _MARK, incarnation.encode())
 
 
 # ------------------------------------------------------------------------------------ background

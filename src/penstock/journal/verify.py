@@ -35,7 +35,7 @@ from penstock.journal.rows import STAMPS, Stamps, row_schema
 from penstock.journal.schemas import Schemas, schema_key
 from penstock.journal.splits import Whole
 from penstock.journal.state import Blob, Fragment, Inline, JournalState, Page, Record
-from penstock.journal.upkeep import Progress
+from penstock.journal.sweeping import Progress, unseen
 from penstock.model.columns import Column
 
 if TYPE_CHECKING:
@@ -107,16 +107,12 @@ class Verified:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
-def _unseen(_done: int, _total: int) -> None:
-    """Nobody looks."""
-
-
 async def verify(
     store: Consensus,
     blobs: BlobStore,
     *,
     checks: Mapping[str, LogCheck] | None = None,
-    progress: Progress = _unseen,
+    progress: Progress = unseen,
 ) -> Verified:
     """Look at everything; what is wrong is part of the answer.
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from penstock.consensus.replicas import load_all
 from penstock.consensus.store import Consensus
-from penstock.journal.codec import decode_page
+from penstock.journal.integrity import read_page
 from penstock.journal.planning import Planner
 from penstock.journal.state import AckRecord, Fragment, JournalState, Record
 from penstock.model.byte_progress import byte_position
@@ -110,7 +110,7 @@ async def _clock_at(
     records: Iterable[Record] = state.records
     for page in state.pages:
         if page.begin <= begin < page.end:
-            records = decode_page(await asyncio.to_thread(planner.blobs.read, page.path))
+            records = await asyncio.to_thread(read_page, planner.blobs, page)
     for record in records:
         if isinstance(record, Fragment) and record.begin <= begin < record.end:
             return next(
