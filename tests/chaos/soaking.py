@@ -3,9 +3,10 @@
     python -m chaos.soaking --data DIR --endpoint '{"image": …, "config": …}' --seconds 60
 
 An appender and a leader share the process, and each append waits until the table has it. Each is by
-a writer of its own, of which a task keeps the place, unless there is `--one-writer`. With `--api`, both are calls of `penstock.open`, so that every transaction is a session. Every few
-seconds a line of JSON tells how much memory,
-how many descriptors, threads and temporary files there are, and how large the stores have become.
+a writer of its own, of which a task keeps the place, unless there is `--one-writer`. With `--api`,
+both are calls of `penstock.open`, so that every transaction is a session. Every few seconds a line
+of JSON tells how much memory, how many descriptors, threads and temporary files there are, and how
+large the stores have become.
 """
 
 from __future__ import annotations
