@@ -2,10 +2,11 @@
 
     python -m chaos.soaking --data DIR --endpoint '{"image": …, "config": …}' --seconds 60
 
-An appender and a leader share the process, and each append waits until the table has it. With
-`--api`, both are calls of `penstock.open`, so that every transaction is a session. Every few
-seconds a line of JSON tells how much memory,
-how many descriptors, threads and temporary files there are, and how large the stores have become.
+An appender and a leader share the process, and each append waits until the table has it. Each is by
+a writer of its own, of which a task keeps the place, unless there is `--one-writer`. With `--api`,
+both are calls of `penstock.open`, so that every transaction is a session. Every few seconds a line
+of JSON tells how much memory, how many descriptors, threads and temporary files there are, and how
+large the stores have become.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ def soak_api(data: Path, endpoint: dict[str, Any], seconds: float, every_s: floa
     print(json.dumps({"appended": appended}), flush=True)  # noqa: T201
 
 
-async def soak(data: Path, endpoint: dict[str, Any], seconds: float, every_s: float) -> None:
+async def soak(
+    data: Path, endpoint: dict[str, Any], seconds: float, every_s: float, *, one_writer: bool
+) -> None:
     settings = Settings.resolve({"data": data}, {})
     store = await open_consensus(settings.consensus)
     await desired.apply(store, load_catalog([catalog_of(data, endpoint)], environ=None))
@@ -154,11 +157,13 @@ async def soak(data: Path, endpoint: dict[str, Any], seconds: float, every_s: fl
     journals, blobs, schemas = Journals(store), open_blobs(settings.blob), Schemas(store)
     began = time.monotonic()
     sample_at, appended = began, 0
+    publisher: Publisher | None = None
     while time.monotonic() - began < seconds:
-        publisher = Publisher(
-            journals, blobs, schemas, [Mapped(spec=collection)],
-            producer=Producer.from_random(os.urandom(6)), now=now,
-        )  # fmt: skip
+        if publisher is None or not one_writer:
+            publisher = Publisher(
+                journals, blobs, schemas, [Mapped(spec=collection)],
+                producer=Producer.from_random(os.urandom(6)), now=now,
+            )  # fmt: skip
         moved.clear()
         await publisher.publish(0, to_arrow(accounts(appended, DOCUMENTS, keys=KEYS), root))
         await publisher.commit_now()
@@ -184,11 +189,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--every", type=float, default=5.0)
     parser.add_argument("--api", action="store_true", help="as a user of the API does")
+    parser.add_argument("--one-writer", action="store_true", help="of all documents")
     given = parser.parse_args()
     if given.api:
         soak_api(given.data, given.endpoint, given.seconds, given.every)
     else:
-        asyncio.run(soak(given.data, given.endpoint, given.seconds, given.every))
+        asyncio.run(
+            soak(
+                given.data,
+                given.endpoint,
+                given.seconds,
+                given.every,
+                one_writer=given.one_writer,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Tolerance:
 
 
 TOLERANCES = (
-    Tolerance("python_kb", "Python, KB resident", per_transaction=0.5, besides=3_000),
+    Tolerance("python_kb", "Python, KB resident", per_transaction=2, besides=4_000),
     Tolerance("jvm_kb", "JVM, KB resident", besides=300_000),  # its heap grows up to its limit
     Tolerance("descriptors", "descriptors", besides=4),
     Tolerance("threads", "threads", besides=4),
@@ -80,6 +80,7 @@ long_only = pytest.mark.skipif(not LONG, reason="a long run only: make chaos")
     ("kind", "options"),
     [
         pytest.param("sqlite", (), id="sqlite"),
+        pytest.param("sqlite", ("--one-writer",), id="sqlite, one writer", marks=long_only),
         pytest.param("sqlite", ("--api",), id="sqlite, by the API", marks=long_only),
         pytest.param("postgres", (), id="postgres", marks=[pytest.mark.postgres, long_only]),
     ],
