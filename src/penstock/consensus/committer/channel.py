@@ -92,19 +92,21 @@ def server_credentials(
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}", why=error.strerror) from error
     return grpc.dynamic_ssl_server_credentials(
-        first, certificates.newer, require_client_authentication=client_ca is not None
+        first,
+        certificates.newer,  # type: ignore[arg-type]  # None is allowed, and means "unchanged"
+        require_client_authentication=client_ca is not None,
     )
 
 
 class _Certificates:
     """What a server shows and demands in a handshake, as its files have it.
 
-    gRPC asks before each handshake, on threads of its own, and has no lock around what it does with
-    the answer: it puts a new configuration in the place of the old one and frees that, while another
-    handshake that asked before may still be about to use it. Memory is then corrupt, and the process
-    ends. So there is an answer only if something has changed, and around that one no handshake is
-    let through: those that asked before have `_SETTLE_S` to get past, and those that ask after wait
-    as long for the new configuration to be in its place.
+    gRPC asks before each handshake, on threads of its own, and has no lock around what it does
+    with the answer: it puts a new configuration in the place of the old one and frees that, while
+    another handshake that asked before may still be about to use it. Memory is then corrupt, and
+    the process ends. So there is an answer only if something has changed, and around that one no
+    handshake is let through: those that asked before have `_SETTLE_S` to get past, and those that
+    ask after wait as long for the new configuration to be in its place.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
