@@ -133,7 +133,12 @@ class TokenFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> str:
-        return self._path.read_text()
+        try:
+            return self._path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                "token file refused: it is no text", where=str(self._path), fix=_FIX
+            ) from error
 
 
 def authorization_of(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from penstock.errors import Unavailable, UsageError, UserError
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
+
+_TOKEN = re.compile(rb"[!-~]+")
 
 _SETTLE_S = 0.1
 """Many times what a thread takes from asking for certificates to using them."""
@@ -37,7 +40,16 @@ def open_channel(address: CommitterAddress, options: Sequence[tuple[str, int]]) 
 def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
     """What to send with a call; read at every use, as tokens are rotated by replacing the file."""
     token = _contents(address.token_file)
-    return () if token is None else (("authorization", f"Bearer {token.decode().strip()}"),)
+    if token is None:
+        return ()
+    if not _TOKEN.fullmatch(token.strip()):
+        raise UserError(
+            "this is no token",
+            where=str(address.token_file),
+            why="a token is one line of printable ASCII without spaces",
+            fix="write the token alone into the file",
+        )
+    return (("authorization", f"Bearer {token.strip().decode('ascii')}"),)
 
 
 def _contents(path: Path | None) -> bytes | None:

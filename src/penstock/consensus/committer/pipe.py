@@ -34,6 +34,7 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
 )
+from penstock.errors import UserError
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
@@ -115,7 +116,12 @@ class Pipe:
         """Keep a session while there is something to ask; R2 between attempts."""
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while self._unsent or self._sent:
-            stream = self._connect()
+            try:
+                stream = self._connect()
+            except UserError as error:  # the token cannot be sent, now or later
+                refused = Determinate(ErrorKind.UNAUTHENTICATED, str(error))
+                self._abandon(refused, all_of_it=True)
+                return
             try:
                 await self._converse(stream, backoff)
                 broken: ConsensusError = Indeterminate(

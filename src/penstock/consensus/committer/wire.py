@@ -160,12 +160,12 @@ class Assembly:
         self._elements_max = elements_max
         self._bytes_max = bytes_max
         self._batch: list[tuple[str, int, list[bytes]]] = []
-        self._left = 0
+        self._left: int | None = None
 
     def add(self, part: pb.CasBatchRequest) -> None:
         """Take in a part, unless the batch passes its limits, or what its first part has said."""
-        whole = not self._batch and not part.more
-        if not self._batch:
+        whole = self._left is None and not part.more
+        if self._left is None:
             self._left = part.bytes
             if part.bytes > self._bytes_max:
                 what = f"the batch has {part.bytes} bytes, {self._bytes_max} is the limit"
