@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -659,11 +660,13 @@ async def test_a_message_to_the_service_has_a_limit_that_is_named(here: World) -
     ):
         call = stream(channel)
         opening = pb.Open(name="acme/both", shards=1, resume=bytes(100 << 20))
-        await call.write(pb.SessionRequest(open=opening))
+        with contextlib.suppress(aio.AioRpcError):
+            await call.write(pb.SessionRequest(open=opening))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1048576" in await call.details()
         packed = channel.stream_stream(wire.SESSION)(compression=grpc.Compression.Gzip)
-        await packed.write(bytes(100))
+        with contextlib.suppress(aio.AioRpcError):
+            await packed.write(bytes(100))
         assert await packed.code() is grpc.StatusCode.UNIMPLEMENTED
         await none_open(service)
 
@@ -671,13 +674,17 @@ async def test_a_message_to_the_service_has_a_limit_that_is_named(here: World) -
 async def test_a_client_that_never_reads_ends_its_session(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And until then it is given one checkpoint, however often it asks."""
-    monkeypatch.setattr(wire.checkpoint_parts, "__defaults__", (64,))
-    await write(here, 400)
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1_024)]
+    """It has its place, and one checkpoint, however often it asks; not for ever."""
+
+    def large(number: int, _: Checkpoint) -> Iterator[pb.CheckpointPart]:
+        for _ in range(1_000):
+            yield pb.CheckpointPart(checkpoint=number, frontier=bytes(100_000), more=True)
+
+    monkeypatch.setattr(wire, "checkpoint_parts", large)
+    await write(here, 1)
     async with (
         served(here, slow_s=0.3) as (service, address),
-        aio.insecure_channel(address.removeprefix("grpc://"), options=options) as channel,
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
     ):
         call = stream(channel)
         await call.write(pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)))

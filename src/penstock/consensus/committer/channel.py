@@ -17,7 +17,7 @@ from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
 
-_TOKEN = re.compile(rb"[!-~]+")
+_TOKEN = re.compile(rb"[ -~]+")
 
 _SETTLE_S = 0.1
 """Many times what a thread takes from asking for certificates to using them."""
@@ -46,7 +46,7 @@ def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
         raise UserError(
             "this is no token",
             where=str(address.token_file),
-            why="a token is one line of printable ASCII without spaces",
+            why="a token is one line of printable ASCII",
             fix="write the token alone into the file",
         )
     return (("authorization", f"Bearer {token.strip().decode('ascii')}"),)
