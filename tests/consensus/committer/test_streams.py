@@ -195,7 +195,7 @@ async def test_commits_of_our_own_are_not_taken_for_those_of_others() -> None:
         assert not await hub_.poll()
         release = asyncio.Event()
         backend.after["commit"] = until(release)
-        asyncio.get_running_loop().call_later(0.005, release.set)
+        asyncio.get_running_loop().call_later(0.03, release.set)
         committing = asyncio.create_task(store.compare_and_set("own", V(0, b"")))
         await eventually(lambda: backend.calls["commit"] == 1)
         assert not await hub_.poll()

@@ -42,6 +42,18 @@ async def test_who_waits_too_long_is_told_which_limit_it_is() -> None:
     assert admission.rejected["unread"] == 2
 
 
+async def test_a_turn_that_is_not_used_goes_to_the_next() -> None:
+    unread = Unread(Admission(LIMITS))
+    unread.add("c", 100)
+    waiting = [asyncio.ensure_future(unread.room("c")) for _ in range(9)]
+    await asyncio.sleep(0)
+    unread.add("c", -100)
+    waiting[0].cancel()  # it has been given the turn
+    async with asyncio.timeout(20):
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert not unread._waiting
+
+
 async def test_whoever_waits_gets_its_turn_whatever_the_others_do() -> None:
     """Some are cancelled, some find nothing to add: the next ones are not forgotten for it."""
     unread = Unread(Admission(LIMITS))
