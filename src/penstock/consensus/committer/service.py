@@ -57,6 +57,9 @@ _LOOKAHEAD_BYTES = 64 << 10
 _IDENTITY_ONLY = 1
 """Of the compression algorithms: a message is what it says to be, and no bomb."""
 
+_HANDSHAKE_MS = 10_000
+"""How long a connection may take to become one; gRPC would wait two minutes."""
+
 _PEERS_MAX = 10_000
 _CLIENT_NAME_MAX = 128
 _ROOM_S = 10.0
@@ -69,6 +72,7 @@ def server_options(message_bytes_max: int) -> tuple[tuple[str, int], ...]:
         *(option for option in wire.COMMON_OPTIONS if option[0] != _RECEIVE_MAX),
         (_RECEIVE_MAX, message_bytes_max),
         ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
         # Clients ping every 10 s; gRPC would count that as abuse and hang up.
