@@ -28,9 +28,9 @@ from consensus.committer.scripted import (
     take,
 )
 from consensus.committer.serving import Served, served
-from penstock.consensus.committer import wire
+from penstock.consensus.committer import service, wire
 from penstock.consensus.committer.address import listening
-from penstock.consensus.committer.admission import Limits
+from penstock.consensus.committer.admission import MESSAGE_BYTES, Limits
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.client import InProcessConsensus, RpcConsensus, RpcOptions
 from penstock.consensus.committer.options import CommitterOptions
@@ -666,6 +666,21 @@ async def test_garbage_on_the_port_disturbs_nobody(garbage: bytes) -> None:
         assert await store.compare_and_set("k", V(0, b"")) is COMMITTED
         writer.close()
         assert await store.head("k", fresh=True) == V(0, b"")
+
+
+async def test_a_connection_that_never_becomes_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_HANDSHAKE_MS", 200)
+    server = aio.server(options=service.server_options(MESSAGE_BYTES))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(30):
+        while await reader.read(1_000):
+            pass
+    writer.close()
+    await server.stop(None)
 
 
 async def test_a_message_that_is_none_is_an_error_and_not_a_hang() -> None:
