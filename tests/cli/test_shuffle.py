@@ -10,17 +10,20 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
 from cli.documents import jsonl
 from consensus.committer.certificates import certificate
+from consensus.committer.hostile import connecting, peak_mib
 from journal.publishing import ORDERS, batch, world
 from penstock import wall_clock
 from penstock.cli import shuffle as command
@@ -30,6 +33,7 @@ from penstock.journal.publisher import Options
 from penstock.journal.transaction import Limits, close
 from penstock.model.keys import key_hash, pack
 from penstock.model.routing import shard_of, split_shards
+from penstock.shuffle import wire
 from penstock.shuffle.binding import ad_hoc_bindings
 from penstock.shuffle.session import Session
 
@@ -438,6 +442,44 @@ def test_a_service_beyond_loopback_has_tls_and_tokens(data: Path, tmp_path: Path
         _, said = service.communicate(timeout=60)
     assert service.returncode == 0, said
     assert "sesame" not in said
+
+
+def test_hostile_clients_cost_a_service_nothing_and_do_not_end_it(
+    data: Path, tmp_path: Path
+) -> None:
+    """Bodies without a token, messages without end, and TLS connections at SIGTERM."""
+    cert, key = certificate(tmp_path, "server")
+    known = tmp_path / "tokens"
+    known.write_text(f"ada reader * {hashlib.sha256(b'sesame').hexdigest()}\n")
+    known.chmod(0o600)
+    large = [("grpc.max_send_message_length", -1)]
+    credentials = grpc.ssl_channel_credentials(cert.read_bytes())
+
+    def told(port: int, token: str) -> grpc.StatusCode:
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials, large) as channel:
+            session = channel.stream_stream(wire.SESSION)
+            metadata = (("authorization", f"Bearer {token}"),)
+            body = iter([bytes(150 << 20)])
+            with pytest.raises(grpc.RpcError) as refused:
+                list(session(body, metadata=metadata, timeout=60))
+            code: grpc.StatusCode = refused.value.code()
+            return code
+
+    protected = ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(known)]
+    with start("--listen", "127.0.0.1:0", *protected, data=data, environ={}) as service:
+        assert service.stdout is not None
+        port = int(service.stdout.readline().rpartition(":")[2])
+        before = peak_mib(service.pid)
+        assert told(port, "barley") is grpc.StatusCode.UNAUTHENTICATED
+        assert told(port, "sesame") is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert peak_mib(service.pid) - before < 40
+        with connecting(port, threads=4) as made:
+            while made[0] < 200 and service.poll() is None:
+                time.sleep(0.05)
+            service.send_signal(signal.SIGTERM)
+            _, said = service.communicate(timeout=60)
+    assert service.returncode == 0, said
+    assert "Traceback" not in said
 
 
 # ------------------------------------------------------------------------------------------ Spark

@@ -1,11 +1,14 @@
 """The admin page answers on loopback, and says whether the process can work."""
 
 import asyncio
+import contextlib
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
 
 import pytest
 
+from penstock.servicekit import admin
 from penstock.servicekit.admin import application, serving
 from penstock.servicekit.metrics import Registry
 from penstock.servicekit.readiness import Readiness
@@ -44,3 +47,64 @@ async def test_a_taken_port_is_an_error_of_the_caller() -> None:
         with pytest.raises(OSError, match="in use"):
             async with serving(app, port):
                 pass
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, said: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(said)
+    try:
+        yield reader
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_connections_that_only_wait_do_not_shut_out_who_asks() -> None:
+    async with (
+        serving(application(Registry("p_"), lambda: Readiness(True)), 0) as port,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        half = b"GET /healthz HTTP/1.1\r\nX: "
+        waiting = [await stack.enter_async_context(connected(port, half)) for _ in range(300)]
+        assert await get(port, "/healthz") == (200, "alive\n")
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):  # the oldest has made room
+                assert await waiting[0].read() == b""
+
+
+async def test_a_connection_does_not_stay_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "CONNECTION_S", 0.1)
+    async with (
+        serving(application(Registry("p_"), lambda: Readiness(True)), 0) as port,
+        connected(port, b"GET /healthz HTTP/1.1\r\nX: ") as reader,
+    ):
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        pytest.param(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 100_000, b"400", id="headers"),
+        pytest.param(
+            b"POST /healthz HTTP/1.1\r\nHost: h\r\nContent-Length: 9999999999\r\n\r\n",
+            b"405",
+            id="a body",
+        ),
+        pytest.param(b"\x00\xff\r\n\r\n", b"400", id="no HTTP"),
+    ],
+)
+async def test_what_is_no_request_for_a_page_is_refused(
+    said: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        serving(application(Registry("p_"), lambda: Readiness(True)), 0) as port,
+        connected(port, said) as reader,
+    ):
+        async with asyncio.timeout(20):
+            assert status in await reader.readline()
+        assert await get(port, "/readyz") == (200, "ready\n")
+    assert not caplog.records

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -395,6 +396,37 @@ async def test_errors_arrive_as_what_where_why_and_fix(here: World) -> None:
             "while another call waits",
             id="asked twice",
         ),
+        pytest.param(
+            [pb.SessionRequest(open=pb.Open(name="x" * 600_000, shards=1))],
+            "is no name of a task",
+            id="a name that is none",
+        ),
+        pytest.param(
+            [pb.SessionRequest(open=pb.Open(name="acme/\0", shards=1))],
+            "is no name of a task",
+            id="a name with NUL",
+        ),
+        pytest.param(
+            [pb.SessionRequest(open=pb.Open(name="acme/both", shards=2**32 - 1))],
+            "cannot split into 4294967295 shards",
+            id="shards without end",
+        ),
+        pytest.param(
+            [
+                pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
+                pb.SessionRequest(caught_up=pb.CaughtUp(revision=2**64 - 1)),
+            ],
+            "outside 0 … 2^63-1",
+            id="a revision that is none",
+        ),
+        pytest.param(
+            [
+                pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
+                *[pb.SessionRequest(caught_up=pb.CaughtUp(revision=2**40))] * 65,
+            ],
+            "64 is the limit",
+            id="too many waits",
+        ),
     ],
 )
 async def test_a_client_that_does_not_keep_to_the_protocol_is_told(
@@ -586,6 +618,107 @@ async def test_a_stream_stays_after_a_failure_until_the_client_ends_it(
         assert not call.done()
         await call.done_writing()
         assert await call.read() is aio.EOF
+
+
+async def test_a_message_that_is_none_is_told_as_such(
+    here: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        served(here) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        for opening in ([], [pb.SessionRequest(open=pb.Open(name="acme/both", shards=1))]):
+            call = channel.stream_stream(
+                wire.SESSION, response_deserializer=pb.SessionResponse.FromString
+            )()
+            for message in opening:
+                await call.write(message.SerializeToString())
+            for _ in range(2):  # and another one to whoever lingers
+                await call.write(b"\xff\xff\xff\xff")
+            while not (response := await call.read()).HasField("failure"):
+                pass
+            assert "none of this protocol" in response.failure.what
+            await call.done_writing()
+            assert await call.read() is aio.EOF
+        await none_open(service)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_session_that_is_not_opened_gives_its_place_back(here: World) -> None:
+    async with (
+        served(here, opening_s=0.05) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        silent, half = stream(channel), stream(channel)
+        await half.write(pb.SessionRequest(open=pb.Open(name="acme/both", shards=1, more=True)))
+        for call in (silent, half):
+            await call.wait_for_connection()
+            response = await call.read()
+            assert "was not opened within 0.05 s" in response.failure.what
+        await none_open(service)
+
+
+async def test_frontiers_that_arrive_are_bounded_together(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESUME_BYTES_MAX", 1_000)
+    async with (
+        served(here) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        part = pb.Open(name="acme/both", shards=1, resume=bytes(600), more=True)
+        first, second = stream(channel), stream(channel)
+        await first.write(pb.SessionRequest(open=part))
+        await eventually(lambda: service._resuming == 600)
+        await second.write(pb.SessionRequest(open=part))
+        response = await second.read()
+        assert response.failure.kind == "Unavailable"
+        assert "1000 is the limit" in response.failure.why
+        first.cancel()
+        await eventually(lambda: service._resuming == 0)
+        await none_open(service)
+
+
+async def test_a_message_to_the_service_has_a_limit_that_is_named(here: World) -> None:
+    async with (
+        served(here) as (service, address),
+        aio.insecure_channel(
+            address.removeprefix("grpc://"), options=[("grpc.max_send_message_length", -1)]
+        ) as channel,
+    ):
+        call = stream(channel)
+        opening = pb.Open(name="acme/both", shards=1, resume=bytes(100 << 20))
+        with contextlib.suppress(aio.AioRpcError):
+            await call.write(pb.SessionRequest(open=opening))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1048576" in await call.details()
+        packed = channel.stream_stream(wire.SESSION)(compression=grpc.Compression.Gzip)
+        with contextlib.suppress(aio.AioRpcError):
+            await packed.write(bytes(100))
+        assert await packed.code() is grpc.StatusCode.UNIMPLEMENTED
+        await none_open(service)
+
+
+async def test_a_client_that_never_reads_ends_its_session(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its place, and one checkpoint, however often it asks; not for ever."""
+
+    def large(number: int, _: Checkpoint) -> Iterator[pb.CheckpointPart]:
+        for _ in range(1_000):
+            yield pb.CheckpointPart(checkpoint=number, frontier=bytes(100_000), more=True)
+
+    monkeypatch.setattr(wire, "checkpoint_parts", large)
+    await write(here, 1)
+    async with (
+        served(here, slow_s=0.3) as (service, address),
+        aio.insecure_channel(address.removeprefix("grpc://")) as channel,
+    ):
+        call = stream(channel)
+        await call.write(pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)))
+        assert (await call.read()).HasField("opened")
+        await call.write(pb.SessionRequest(next_checkpoint=pb.NextCheckpoint()))
+        await eventually(lambda: service.sessions == 0)
 
 
 async def test_a_stream_does_not_stay_forever(here: World) -> None:

@@ -28,6 +28,17 @@ def size(text: str, option: str) -> int:
     return int(_quantity(text, option, dict(_UNITS_BYTES), "256MiB"))
 
 
+def message_bytes(text: str) -> int:
+    """The limit of a message, which is not below what every client may rely on."""
+    from penstock.consensus.committer.admission import MESSAGE_BYTES
+
+    if (limit := size(text, "--max-message-bytes")) < MESSAGE_BYTES:
+        raise UsageError(
+            f"--max-message-bytes {text} is less than clients send", fix="write 1MiB or more"
+        )
+    return limit
+
+
 def _quantity(text: str, option: str, units: dict[str, float], example: str) -> float:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or match[2] not in units:
@@ -59,6 +70,9 @@ def persistd(
     max_connections: Annotated[
         int, typer.Option("--max-connections", min=1, help="Connections to the database.")
     ] = 8,
+    commit_connections: Annotated[
+        int, typer.Option("--commit-connections", min=0, help="Of them, those kept for commits.")
+    ] = 2,
     cache: Annotated[
         bool | None,
         typer.Option("--cache/--no-cache", help="Answer heads from memory (PostgreSQL: yes)."),
@@ -80,6 +94,37 @@ def persistd(
         int, typer.Option("--max-inflight", min=4, help="Operations under way at once.")
     ] = 1_024,
     max_queue_per_key: Annotated[int, typer.Option("--max-queue-per-key", min=1)] = 64,
+    max_queue_bytes: Annotated[
+        str, typer.Option("--max-queue-bytes", help="Payload of everything under way.")
+    ] = "64MiB",
+    max_message_bytes: Annotated[
+        str, typer.Option("--max-message-bytes", help="Of one message of a client; 1MiB or more.")
+    ] = "1MiB",
+    max_batch: Annotated[
+        int, typer.Option("--max-batch", min=1_000, help="Operations of one batch of a client.")
+    ] = 1_000,
+    max_sessions: Annotated[
+        int, typer.Option("--max-sessions", min=1, help="Open sessions: one per client process.")
+    ] = 4_096,
+    max_calls: Annotated[int, typer.Option("--max-calls", min=1, help="Calls at once.")] = 2_048,
+    max_subscribers: Annotated[
+        int, typer.Option("--max-subscribers", min=1, help="Open subscriptions and watches.")
+    ] = 10_000,
+    max_catch_ups: Annotated[
+        int, typer.Option("--max-catch-ups", min=1, help="Of them, those reading the database.")
+    ] = 4,
+    max_unread_bytes: Annotated[
+        str, typer.Option("--max-unread-bytes", help="Answers that clients have not read.")
+    ] = "256MiB",
+    max_session_unread_bytes: Annotated[
+        str, typer.Option("--max-session-unread-bytes", help="Of them, heads of one session.")
+    ] = "1MiB",
+    request_timeout: Annotated[
+        str, typer.Option("--request-timeout", help="For a message of a call to arrive.")
+    ] = "30s",
+    slow_reader_timeout: Annotated[
+        str, typer.Option("--slow-reader-timeout", help="For a client to read what it was sent.")
+    ] = "60s",
     stats_heartbeat_interval: Annotated[
         str, typer.Option("--stats-heartbeat-interval", help="Between stats lines; 0s: none.")
     ] = "30s",
@@ -135,9 +180,25 @@ def persistd(
             group=GroupCommitOptions(
                 elements_max=coalesce_max_batch, concurrency=coalesce_concurrency
             ),
-            limits=Limits(inflight_max=max_inflight, queue_per_key_max=max_queue_per_key),
+            limits=Limits(
+                inflight_max=max_inflight,
+                queue_per_key_max=max_queue_per_key,
+                queue_bytes_max=size(max_queue_bytes, "--max-queue-bytes"),
+                subscribers_max=max_subscribers,
+                sessions_max=max_sessions,
+                calls_max=max_calls,
+                message_bytes_max=message_bytes(max_message_bytes),
+                batch_elements_max=max_batch,
+                request_s=seconds(request_timeout, "--request-timeout"),
+                unread_bytes_max=size(max_unread_bytes, "--max-unread-bytes"),
+                session_unread_bytes_max=size(
+                    max_session_unread_bytes, "--max-session-unread-bytes"
+                ),
+                slow_s=seconds(slow_reader_timeout, "--slow-reader-timeout"),
+                catch_ups_max=max_catch_ups,
+            ),
         ),
-        pool=PoolOptions(connections_max=max_connections),
+        pool=PoolOptions(connections_max=max_connections, commit_connections=commit_connections),
         stats_interval_s=seconds(stats_heartbeat_interval, "--stats-heartbeat-interval"),
         token_file=token_file,
         tls_cert=tls_cert,

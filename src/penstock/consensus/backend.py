@@ -76,6 +76,8 @@ class PoolOptions:
 
     connections_max: int = 8
     """Commits are serial and reads short: more connections only add work for the server."""
+    commit_connections: int = 2
+    """Of them, those that no read may take: readers cannot keep commits waiting."""
     wait_s: float = 10.0
     """How long a caller may wait for a free connection before it is told that there is none."""
     lifetime_s: float = 300.0

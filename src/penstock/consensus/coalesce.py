@@ -114,6 +114,8 @@ class GroupCommit:
         self._slots = self._options.concurrency or backend.traits.commit_concurrency
         self._waiting: deque[_Waiter] = deque()
         self._busy: set[str] = set()
+        self.bytes_total = 0
+        """Of all units that wait or are being committed, also of callers that have left."""
         self._running: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._closed = False
@@ -148,6 +150,7 @@ class GroupCommit:
             waiter.outcome.set_result(Determinate(ErrorKind.UNAVAILABLE, "the store is closed"))
             return waiter.outcome
         self._waiting.append(waiter)
+        self.bytes_total += size_of(unit)
         if not self._pump_due:  # at the end of this turn, so that all arrivals of it go together
             self._pump_due = True
             loop.call_soon(self._pump)
@@ -179,6 +182,7 @@ class GroupCommit:
             await self._commit_isolating(batch)
         finally:
             self._busy -= keys
+            self.bytes_total -= sum(size_of(waiter.unit) for waiter in batch)
             # Only if the event loop itself is being torn down is anybody left without an answer.
             unknown = Indeterminate(ErrorKind.UNAVAILABLE, "the committer was stopped")
             _answer(batch, [unknown] * len(batch))

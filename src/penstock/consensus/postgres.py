@@ -382,11 +382,11 @@ class PostgresBackend:
             return _commit(connection, self.incarnation, units)
 
         try:
-            return await self._run(commit)
+            return await self._run(commit, commits=True)
         except Indeterminate:
             pass  # lost before anything was written, so it may be sent again: perhaps it died idle
         try:
-            return await self._run(commit)
+            return await self._run(commit, commits=True)
         except Indeterminate as error:
             raise Determinate(error.kind, error.message) from error
 
@@ -404,7 +404,7 @@ class PostgresBackend:
     async def close(self) -> None:
         await self.pool.close()
 
-    async def _run(self, work: Callable[[Connection], T]) -> T:
+    async def _run(self, work: Callable[[Connection], T], *, commits: bool = False) -> T:
         """Run `work` on a connection, and say what its errors prove."""
 
         def classified(connection: Connection) -> T:
@@ -416,7 +416,7 @@ class PostgresBackend:
                 if connection.closed:
                     self.pool.forget_idle()
 
-        return await self.pool.run(classified)
+        return await self.pool.run(classified, commits=commits)
 
 
 # ---------------------------------------------------------------------------------- transactions

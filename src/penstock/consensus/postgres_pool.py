@@ -58,6 +58,8 @@ class ConnectionPool:
         self._conninfo = make_conninfo("", **(defaults | conninfo_to_dict(conninfo)))
         self._options = options
         self._slots = asyncio.Semaphore(options.connections_max)
+        kept = min(options.commit_connections, options.connections_max - 1)
+        self._reads = asyncio.Semaphore(options.connections_max - kept)
         self._threads = ThreadPoolExecutor(options.connections_max, thread_name_prefix="postgres")
         self._idle: list[tuple[float, Connection]] = []
         self._open: set[Connection] = set()
@@ -72,13 +74,14 @@ class ConnectionPool:
     def idle_connections(self) -> int:
         return len(self._idle)
 
-    async def run(self, work: Callable[[Connection], T]) -> T:
+    async def run(self, work: Callable[[Connection], T], *, commits: bool = False) -> T:
         """Run `work` on a connection, in a thread, to its end, also when the caller goes away.
 
+        Some connections are there for what `commits` alone, however many reads wait.
         Hangs up on a server that neither answers nor closes; `work` then fails as with any lost
         connection.
         """
-        await self._acquire()
+        await self._acquire(commits=commits)
         loop = asyncio.get_running_loop()
         call = _Call()
         timer = loop.call_later(self._options.call_timeout_s, call.hang_up)
@@ -89,7 +92,7 @@ class ConnectionPool:
             self._calls.discard(call)
             if not ended.cancelled():
                 ended.exception()  # heard, also if the caller has gone away
-            self._slots.release()
+            self._release(commits=commits)
 
         running = loop.run_in_executor(self._threads, self._serve, call, work)
         running.add_done_callback(finished)
@@ -116,19 +119,31 @@ class ConnectionPool:
         for call in self._calls:
             call.hang_up()
 
-    async def _acquire(self) -> None:
+    async def _acquire(self, *, commits: bool) -> None:
         self._check_open()
         try:
             async with asyncio.timeout(self._options.wait_s):
-                await self._slots.acquire()
+                if not commits:
+                    await self._reads.acquire()
+                try:
+                    await self._slots.acquire()
+                except BaseException:
+                    if not commits:
+                        self._reads.release()
+                    raise
         except TimeoutError as error:
             what = f"no database connection was free within {self._options.wait_s:g} s"
             raise Determinate(ErrorKind.OVERLOADED, what) from error
         try:
             self._check_open()
         except Determinate:
-            self._slots.release()
+            self._release(commits=commits)
             raise
+
+    def _release(self, *, commits: bool) -> None:
+        self._slots.release()
+        if not commits:
+            self._reads.release()
 
     def _check_open(self) -> None:
         if self._closed:

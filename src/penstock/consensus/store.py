@@ -419,6 +419,14 @@ def check_revision(revision: int) -> None:
         raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
 
 
+def check_position(key: str, seqno: int) -> None:
+    """The position of an entry; -1 stands before the first one of its key."""
+    check_prefix(key)
+    if not -1 <= seqno <= SEQNO_MAX:
+        what = f"sequence number {seqno} is outside -1 … 2^63-1"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+
+
 def check_entry(key: str, new: VersionedData, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
     """One element of any compare-and-set."""
     check_key(key)

@@ -2,25 +2,43 @@
 
 It runs in the event loop it reports on, on purpose: a loop that is stuck does not answer, and that
 is the truth a supervisor asks for.
+
+Every process on the host can reach it, so it has limits, which nobody who asks for a page meets:
+`CONNECTIONS_MAX`, of which the oldest makes room for a new one, `CONNECTION_S` for each of them,
+and `HEADER_BYTES_MAX`. Bodies are not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.servicekit.metrics import CONTENT_TYPE, Registry
 from penstock.servicekit.readiness import Readiness
 
 LOOPBACK = "127.0.0.1"
+
+CONNECTIONS_MAX: Final = 64
+"""Open at once; whoever is in a hurry to ask does not find the door shut by those who only wait."""
+
+CONNECTION_S: Final = 30.0
+"""From the first byte of a connection to its last."""
+
+_STOP_S: Final = 2
+
+HEADER_BYTES_MAX: Final = 16 << 10
+"""Of a request, without its body."""
 
 
 def application(registry: Registry, readiness: Callable[[], Readiness]) -> Starlette:
@@ -46,7 +64,15 @@ async def serving(app: Starlette, port: int) -> AsyncIterator[int]:
     """Serve `app` on loopback while the block runs; yields the port, chosen by the system if 0."""
     with contextlib.closing(_listen(port)) as listener:
         config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off"
+            app,
+            http=_Connection,
+            ws="none",
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+            log_config=None,
+            log_level="error",  # what a client sends wrong is no news of ours
+            timeout_graceful_shutdown=_STOP_S,
+            access_log=False,
+            lifespan="off",
         )
         server = _Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]), name="admin")
@@ -55,6 +81,26 @@ async def serving(app: Starlette, port: int) -> AsyncIterator[int]:
         finally:
             server.should_exit = True
             await task
+
+
+class _Connection(H11Protocol):
+    """One connection, for so long, and one of so many."""
+
+    _numbers = itertools.count()
+
+    def connection_made(  # type: ignore[override]  # as in H11Protocol
+        self, transport: asyncio.Transport
+    ) -> None:
+        super().connection_made(transport)
+        self.number = next(self._numbers)
+        self._ending = self.loop.call_later(CONNECTION_S, transport.abort)
+        if len(self.connections) > CONNECTIONS_MAX:
+            same = (each for each in self.connections if isinstance(each, _Connection))
+            min(same, key=lambda each: each.number).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ending.cancel()
+        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):

@@ -26,8 +26,9 @@ from penstock.consensus.committer.channel import bound
 from penstock.consensus.committer.gate import Gate, Revoked
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
-from penstock.consensus.store import Determinate
-from penstock.errors import Bug, PenstockError, UsageError, UserError
+from penstock.consensus.committer.unread import SlowReader
+from penstock.consensus.store import SEQNO_MAX, Determinate
+from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.names import collection_prefix
 from penstock.journal.planning import Planner
 from penstock.model.clock import Clock
@@ -47,7 +48,19 @@ SESSIONS_MAX: Final = 256
 """Of one service. Each follows its collections and holds what it has not handed out."""
 
 RESUME_BYTES_MAX: Final = 256 << 20
-"""Of a frontier to resume from: millions of producers."""
+"""Of a frontier to resume from, millions of producers, and of all that arrive at the same time."""
+
+NAME_BYTES_MAX: Final = 512
+"""Of the task or collection that a session is about."""
+
+CAUGHT_UP_MAX: Final = 64
+"""Revisions that a client waits for at the same time."""
+
+OPENING_S: Final = 30.0
+"""How long a message that opens a session may take to arrive."""
+
+SLOW_S: Final = 60.0
+"""How long a message may wait to be taken by its client, until the session is ended."""
 
 UNCONSUMED_MAX: Final = 1_000
 """Checkpoints that a client has and does not say to have consumed."""
@@ -79,6 +92,8 @@ class ShuffleService:
         sessions_max: int = SESSIONS_MAX,
         waiting_s: float = WAITING_S,
         linger_s: float = LINGER_S,
+        opening_s: float = OPENING_S,
+        slow_s: float = SLOW_S,
     ) -> None:
         self.tokens = tokens
         self._gate = Gate(tokens)
@@ -89,6 +104,10 @@ class ShuffleService:
         self._sessions_max = sessions_max
         self._waiting_s = waiting_s
         self._linger_s = linger_s
+        self._opening_s = opening_s
+        self._slow_s = slow_s
+        self._resuming = 0
+        """Bytes of the frontiers that are arriving."""
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -100,7 +119,6 @@ class ShuffleService:
         """For `aio.Server.add_generic_rpc_handlers`."""
         session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             self._serve,
-            request_deserializer=pb.SessionRequest.FromString,
             response_serializer=pb.SessionResponse.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(wire.SERVICE, {"Session": session})
@@ -118,23 +136,30 @@ class ShuffleService:
         except Determinate as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
         if self.sessions >= self._sessions_max:
-            what = f"{self.sessions} sessions are open, and more are not served"
+            limit = self._sessions_max
+            what = f"{self.sessions} sessions are open, and {limit} is the limit of this service"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
-        stream = _Stream(context)
+        stream = _Stream(context, self._slow_s)
         task = asyncio.create_task(self._session(stream, who), name="served session")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         try:
-            async with self._gate.visit(who):
-                await task
-        except Revoked as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
-        except PenstockError as error:
-            await self._tell_failure(stream, error)
-        except Exception as error:
-            log.exception("a shuffle session failed unexpectedly")
-            bug = Bug(f"the session failed: {type(error).__name__}", why="see the service's log")
-            await self._tell_failure(stream, bug)
+            try:
+                async with self._gate.visit(who):
+                    await task
+            except Revoked as error:
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+            except PenstockError as error:
+                await self._tell_failure(stream, error)
+            except SlowReader:
+                raise
+            except Exception as error:
+                log.exception("a shuffle session failed unexpectedly")
+                what = f"the session failed: {type(error).__name__}"
+                await self._tell_failure(stream, Bug(what, why="see the service's log"))
+        except SlowReader:
+            log.info("slow reader closed", extra=fields(client=who.name, peer=stream.peer))
+            await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
         finally:
             stream.close()
 
@@ -146,13 +171,13 @@ class ShuffleService:
         await stream.write(pb.SessionResponse(failure=wire.to_failure(error)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
-                while await stream.read() is not None:
+                while await stream.next_message() is not None:
                     pass
 
     async def _session(self, stream: _Stream, who: Principal) -> None:
         """One session, from its opening to the end of the client's side."""
         await stream.admit()
-        opening = await _opening(stream)
+        opening = await self._opening(stream)
         bindings = await self._resolve(opening.name)
         for binding in bindings:
             _check_access(who, binding.collection.name)
@@ -173,6 +198,45 @@ class ShuffleService:
             await session.close()
             log.info("shuffle session closed", extra=told)
 
+    async def _opening(self, stream: _Stream) -> pb.Open:
+        """What the client opens, put together from its parts."""
+        opening = pb.Open(more=True)
+        resume = bytearray()
+        try:
+            while opening.more:
+                request = await self._part(stream)
+                if request is None or not request.HasField("open"):
+                    raise UserError("a session begins with what it is to read")
+                part = request.open.resume
+                request.open.ClearField("resume")
+                opening.MergeFrom(request.open)
+                opening.more = request.open.more
+                if len(resume) + len(part) > RESUME_BYTES_MAX:
+                    what = f"a frontier of more than {RESUME_BYTES_MAX} bytes is not resumed from"
+                    raise UserError(what)
+                if self._resuming + len(part) > RESUME_BYTES_MAX:
+                    raise Unavailable(
+                        "other sessions are about to resume",
+                        why=f"their frontiers have {self._resuming} bytes, and "
+                        f"{RESUME_BYTES_MAX} is the limit for all of them together",
+                        fix="try again in a moment",
+                    )
+                self._resuming += len(part)
+                resume += part
+        finally:
+            self._resuming -= len(resume)
+        _check_name(opening.name)
+        opening.resume = bytes(resume)
+        return opening
+
+    async def _part(self, stream: _Stream) -> pb.SessionRequest | None:
+        try:
+            async with asyncio.timeout(self._opening_s):
+                return await stream.read()
+        except TimeoutError:
+            what = f"the session was not opened within {self._opening_s:g} s"
+            raise UserError(what, why="a client has so long to say what it reads") from None
+
 
 class _Stream:
     """A client's stream, which is read on after a read that was cancelled.
@@ -180,8 +244,9 @@ class _Stream:
     gRPC would not: it has such a read still under way, and takes another for the end.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, slow_s: float) -> None:
         self.peer = context.peer()
+        self._slow_s = slow_s
         self._context = context
         self._reading: asyncio.Future[Any] | None = None
 
@@ -191,14 +256,25 @@ class _Stream:
 
     async def read(self) -> pb.SessionRequest | None:
         """The next request; None at the end of the client's side. One call at a time."""
+        message = await self.next_message()
+        return None if message is None else wire.request_of(message)
+
+    async def next_message(self) -> bytes | None:
+        """The next request as it came, whatever it is; None at the end of the client's side."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._context.read())
         request = await asyncio.shield(self._reading)
         self._reading = None
-        return request if isinstance(request, pb.SessionRequest) else None
+        return request if isinstance(request, bytes) else None
 
     async def write(self, response: pb.SessionResponse) -> None:
-        await self._context.write(response)
+        """Send, and wait until the client has taken it; raises `SlowReader` if it does not."""
+        writing = asyncio.ensure_future(self._context.write(response))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        done, _ = await asyncio.wait([writing], timeout=self._slow_s)
+        if not done:
+            raise SlowReader
+        writing.result()
 
     def close(self) -> None:
         """Nobody reads any more."""
@@ -214,6 +290,10 @@ class _Served:
         self._stream = stream
         self._waiting_s = waiting_s
         self._given: dict[int, Checkpoint] = {}
+        self._asked = False
+        """A checkpoint was asked for, and is not all sent."""
+        self._awaited = 0
+        """Revisions that the client waits for."""
         self._numbers = count(1)
         self._pen = asyncio.Lock()
         """Whoever holds it writes, in turn. Who takes a checkpoint does not wait in between, so it
@@ -236,9 +316,18 @@ class _Served:
     def _answers(self, request: pb.SessionRequest) -> Sequence[Coroutine[None, None, None]]:
         match request.WhichOneof("request"):
             case "next_checkpoint":
+                if self._asked:
+                    raise UserError("a checkpoint was asked for while another call waits for it")
+                self._asked = True
                 answered = asyncio.Event()
                 return self._next_checkpoint(answered), self._tell_why(answered)
             case "caught_up":
+                _check_revision(request.caught_up.revision)
+                if self._awaited >= CAUGHT_UP_MAX:
+                    raise UserError(
+                        f"{self._awaited} revisions are waited for, {CAUGHT_UP_MAX} is the limit"
+                    )
+                self._awaited += 1
                 return (self._caught_up(request.caught_up.revision),)
             case "consumed":
                 self._consume(request.consumed.checkpoint)
@@ -260,6 +349,7 @@ class _Served:
         self._given[number] = checkpoint
         async with self._pen:
             for part in wire.checkpoint_parts(number, checkpoint):
+                self._asked = part.more  # who has the last one may ask for the next
                 await self._stream.write(pb.SessionResponse(checkpoint=part))
 
     async def _tell_why(self, answered: asyncio.Event) -> None:
@@ -276,6 +366,7 @@ class _Served:
 
     async def _caught_up(self, revision: int) -> None:
         await self._session.caught_up(revision)
+        self._awaited -= 1
         await self._write(pb.SessionResponse(caught_up=pb.CaughtUp(revision=revision)))
 
     def _consume(self, number: int) -> None:
@@ -288,21 +379,15 @@ class _Served:
             await self._stream.write(response)
 
 
-async def _opening(stream: _Stream) -> pb.Open:
-    """What the client opens, put together from its parts."""
-    opening = pb.Open(more=True)
-    resume = bytearray()
-    while opening.more:
-        request = await stream.read()
-        if request is None or not request.HasField("open"):
-            raise UserError("a session begins with what it is to read")
-        opening.MergeFrom(request.open)
-        opening.more = request.open.more
-        resume += request.open.resume
-        if len(resume) > RESUME_BYTES_MAX:
-            raise UserError(f"a frontier of more than {RESUME_BYTES_MAX} bytes is not resumed from")
-    opening.resume = bytes(resume)
-    return opening
+def _check_name(name: str) -> None:
+    if len(name.encode()) > NAME_BYTES_MAX or "\0" in name:
+        what = f"{name[:40]!r}… is no name of a task or a collection"
+        raise UserError(what, why=f"names have at most {NAME_BYTES_MAX} bytes, and no NUL")
+
+
+def _check_revision(revision: int) -> None:
+    if revision > SEQNO_MAX:
+        raise UserError(f"revision {revision} is outside 0 … 2^63-1")
 
 
 def _check_access(who: Principal, collection: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from penstock.consensus.committer.wire import COMMON_OPTIONS
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
@@ -65,6 +66,17 @@ def open_requests(
         if at == 0:
             opening.name, opening.shards = name, shards
         yield pb.SessionRequest(open=opening)
+
+
+def request_of(data: bytes) -> pb.SessionRequest:
+    """A request as it was sent; what is none is the client's mistake."""
+    try:
+        return pb.SessionRequest.FromString(data)
+    except DecodeError:
+        raise UserError(
+            "a message was sent that is none of this protocol",
+            fix="use a client of this release",
+        ) from None
 
 
 def resume_of(data: bytes) -> Frontier:

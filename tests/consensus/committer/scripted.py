@@ -101,6 +101,13 @@ def failing(error: ConsensusError) -> Callable[[], Awaitable[None]]:
     return fail
 
 
+def until(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def wait() -> None:
+        await event.wait()
+
+    return wait
+
+
 @asynccontextmanager
 async def committer_on(
     backend: MemoryBackend, options: CommitterOptions = CACHED, recover: Recover | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 import pytest
 
@@ -75,6 +77,35 @@ def test_subscriptions_are_counted_apart() -> None:
     admission.enter(None)
     admission.leave_stream()
     admission.enter_stream()
+
+
+def test_a_batch_that_arrives_holds_room_and_a_refusal_names_the_limit() -> None:
+    admission = Admission(SMALL)
+    with admission.arriving(60):
+        for refuse in (lambda: admission.enter(None, 50), lambda: admission.check_queue(0, 60, 50)):
+            with pytest.raises(Determinate, match="limit of 100") as caught:
+                refuse()
+            assert caught.value.kind is ErrorKind.OVERLOADED
+        with pytest.raises(Determinate, match="limit of 100"), admission.arriving(50):
+            pass
+        admission.enter(None, 40)
+    admission.enter(None, 50)
+
+
+@pytest.mark.parametrize("place", [Admission.session, Admission.call])
+def test_places_are_given_back(
+    place: Callable[[Admission], contextlib.AbstractContextManager[None]],
+) -> None:
+    admission = Admission(Limits(sessions_max=1, calls_max=1))
+    for _ in range(2):
+        with place(admission), pytest.raises(Determinate, match="1 is the limit"), place(admission):
+            pass
+    assert (admission.sessions, admission.calls) == (0, 0)
+
+
+def test_a_limit_below_what_clients_send_is_refused() -> None:
+    with pytest.raises(ValueError, match="1048576"):
+        Limits(message_bytes_max=1 << 19)
 
 
 async def test_closing_refuses_everything_and_waits_for_what_is_under_way() -> None:

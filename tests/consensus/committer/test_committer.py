@@ -21,10 +21,11 @@ from consensus.committer.scripted import (
     failing,
     fill,
     take,
+    until,
 )
 from penstock.consensus.backend import Traits
 from penstock.consensus.committer.admission import Limits
-from penstock.consensus.committer.committer import foreign_poll_s
+from penstock.consensus.committer.committer import IN_PROCESS, foreign_poll_s
 from penstock.consensus.committer.metrics import OPERATIONS, StatsLine
 from penstock.consensus.store import (
     CaughtUp,
@@ -224,6 +225,30 @@ async def test_callers_that_leave_do_not_grow_the_commit_queue() -> None:
             caller.cancel()
         assert refused >= 40
         release.set()
+
+
+async def test_callers_that_leave_do_not_grow_the_commit_queue_in_bytes_either() -> None:
+    backend = ScriptedBackend()
+    limits = Limits(queue_bytes_max=10_000)
+    async with committer_on(backend, replace(CACHED, limits=limits)) as store:
+        release = asyncio.Event()
+        backend.before["commit"] = until(release)
+        admitted = 0
+        for n in range(50):
+            caller = asyncio.create_task(store.compare_and_set(f"k/{n}", V(0, bytes(1_000))))
+            await asyncio.sleep(0.001)
+            if caller.done():
+                error = caller.exception()
+                assert isinstance(error, Determinate)
+                assert "10000" in error.message
+            else:
+                admitted += 1
+            caller.cancel()
+        held = store.committer.serving(IN_PROCESS).group.bytes_total
+        release.set()
+        assert (admitted, held) == (10, 10_000)
+        await eventually(lambda: store.committer.serving(IN_PROCESS).group.bytes_total == 0)
+        assert await store.compare_and_set("more", V(0, bytes(1_000))) is COMMITTED
 
 
 # ------------------------------------------------------------------------------- observability

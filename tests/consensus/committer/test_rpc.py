@@ -30,9 +30,10 @@ from consensus.committer.scripted import (
 from consensus.committer.serving import Served, served
 from penstock.consensus.committer import service, wire
 from penstock.consensus.committer.address import listening
-from penstock.consensus.committer.admission import Limits
+from penstock.consensus.committer.admission import MESSAGE_BYTES, Limits
 from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.client import InProcessConsensus, RpcConsensus, RpcOptions
+from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.memory import MemoryBackend
 from penstock.consensus.open import open_backend
@@ -53,9 +54,12 @@ from penstock.testing.postgres import free_port
 
 @asynccontextmanager
 async def connected(
-    backend: MemoryBackend | None = None, options: RpcOptions | None = None
+    backend: MemoryBackend | None = None,
+    options: RpcOptions | None = None,
+    *,
+    committer: CommitterOptions = CACHED,
 ) -> AsyncIterator[tuple[Served, RpcConsensus]]:
-    async with served(backend or MemoryBackend(), CACHED) as server:
+    async with served(backend or MemoryBackend(), committer) as server:
         store = RpcConsensus(server.url, options)
         try:
             yield server, store
@@ -664,15 +668,33 @@ async def test_garbage_on_the_port_disturbs_nobody(garbage: bytes) -> None:
         assert await store.head("k", fresh=True) == V(0, b"")
 
 
+async def test_a_connection_that_never_becomes_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_HANDSHAKE_MS", 200)
+    server = aio.server(options=service.server_options(MESSAGE_BYTES))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(30):
+        while await reader.read(1_000):
+            pass
+    writer.close()
+    await server.stop(None)
+
+
 async def test_a_message_that_is_none_is_an_error_and_not_a_hang() -> None:
     async with connected() as (server, store), aio.insecure_channel(server.url[7:]) as channel:
-        with pytest.raises(aio.AioRpcError):
-            async with asyncio.timeout(30):
-                await raw(channel, "Head", pb.HeadResponse)(b"\xff\xff\xff\xff")
-        session = channel.stream_stream(f"/{wire.SERVICE}/Session")()
+        async with asyncio.timeout(30):
+            answer = await raw(channel, "Head", pb.HeadResponse)(b"\xff\xff\xff\xff")
+        assert isinstance(answer, pb.HeadResponse)
+        assert answer.err.kind == "INVALID_ARGUMENT"
+        session = channel.stream_stream(
+            f"/{wire.SERVICE}/Session", response_deserializer=pb.SessionResponse.FromString
+        )()
         await session.write(b"\xff\xff\xff\xff")
         async with asyncio.timeout(30):
-            assert await session.code() is not grpc.StatusCode.OK
+            assert (await session.read()).err.kind == "INVALID_ARGUMENT"
         assert await store.head("k") is None
 
 
@@ -688,12 +710,13 @@ async def test_closing_leaves_no_task_behind() -> None:
             await store.head("k")
 
 
-async def test_a_reader_that_never_reads_is_closed_and_the_next_attempt_misses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_that_never_reads_is_closed_and_the_next_attempt_misses_nothing() -> None:
     """Flow control holds the server's write; its buffer and its patience are both bounded."""
-    monkeypatch.setattr(service, "_SLOW_SEND_S", 0.3)
-    async with connected() as (server, store), aio.insecure_channel(server.url[7:]) as channel:
+    hasty = replace(CACHED, limits=Limits(slow_s=0.3))
+    async with (
+        connected(committer=hasty) as (server, store),
+        aio.insecure_channel(server.url[7:]) as channel,
+    ):
         stuck = channel.unary_stream(
             f"/{wire.SERVICE}/Subscribe", request_serializer=pb.SubscribeRequest.SerializeToString
         )(pb.SubscribeRequest(key="k"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from contextlib import aclosing
 
@@ -20,8 +21,10 @@ from consensus.committer.scripted import (
     fill,
     quick,
     take,
+    until,
 )
 from penstock.consensus.committer import hub, streams
+from penstock.consensus.committer.committer import IN_PROCESS
 from penstock.consensus.store import (
     CaughtUp,
     Determinate,
@@ -163,6 +166,62 @@ async def test_commits_of_another_committer_reach_subscribers() -> None:
         await backend.foreign("k", 1)
         await backend.foreign("k", 2)
         assert delivered(await reader) == [0, 1, 2]
+
+
+async def test_commits_of_others_are_noticed_while_this_process_commits_all_the_time() -> None:
+    """The store tells of a revision that our own newest commit has always left behind."""
+    backend = ScriptedBackend()
+    async with committer_on(backend) as store:
+        await fill(store, "k", 1)
+        seqnos = itertools.count()
+
+        async def commit_meanwhile() -> None:
+            await store.compare_and_set("own", V(next(seqnos), b""))
+
+        reader = asyncio.create_task(take(store.subscribe("k", 0), lambda e: 2 in delivered(e)))
+        await eventually(lambda: store.committer.admission.subscribers == 1)
+        backend.after["revision"] = commit_meanwhile
+        await backend.foreign("k", 1)
+        await backend.foreign("k", 2)
+        assert delivered(await reader) == [0, 1, 2]
+
+
+async def test_commits_of_our_own_are_not_taken_for_those_of_others() -> None:
+    """A commit is in the store a moment before it is heard of."""
+    backend = ScriptedBackend()
+    async with committer_on(backend) as store, aclosing(store.subscribe("k", 0)) as events:
+        assert await anext(events) == CaughtUp(None)
+        hub_ = store.committer.serving(IN_PROCESS).hub
+        assert not await hub_.poll()
+        release = asyncio.Event()
+        backend.after["commit"] = until(release)
+        asyncio.get_running_loop().call_later(0.03, release.set)
+        committing = asyncio.create_task(store.compare_and_set("own", V(0, b"")))
+        await eventually(lambda: backend.calls["commit"] == 1)
+        assert not await hub_.poll()
+        assert await committing is COMMITTED
+
+
+async def test_few_streams_read_the_store_at_once() -> None:
+    backend = ScriptedBackend()
+    reading = most = 0
+
+    async def count() -> None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.001)
+        reading -= 1
+
+    async with committer_on(backend) as store:
+        await fill(store, "k", 3)
+        backend.before |= {"entries_since": count, "scan": count}
+        streams = [
+            take(store.watch("", 0), lambda e: isinstance(e[-1], Progress)) for _ in range(60)
+        ]
+        logs = [take(store.subscribe("k", 0), caught_up) for _ in range(60)]
+        await asyncio.gather(*streams, *logs)
+    assert most == store.committer.options.limits.catch_ups_max
 
 
 async def test_an_idle_stream_has_a_heartbeat_with_the_incarnation() -> None:

@@ -1,8 +1,9 @@
 """How much work the committer takes in: every queue has an end, and a refusal proves itself.
 
 An operation is admitted before anything of it runs, so a refusal is `Determinate(OVERLOADED)`: the
-caller may send the same bytes again after `retry_after_ms`. Streams of events are not operations
-and are bounded by their number alone.
+caller may send the same bytes again after `retry_after_ms`. Streams of events, sessions and calls
+are not operations and are bounded by their number; what their readers do not take is bounded by
+`unread`.
 
 Used on the event-loop thread only.
 """
@@ -10,6 +11,8 @@ Used on the event-loop thread only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,7 +22,12 @@ _RETRY_MS_MIN = 5
 _RETRY_MS_MAX = 5_000
 _LATENCY_WEIGHT = 0.05
 _CLIENT_SHARE = 4
-_REASONS = ("inflight", "client", "key", "bytes", "subscribers", "closing")
+_REASONS = (
+    "inflight", "client", "key", "bytes", "subscribers", "sessions", "calls", "unread", "closing",
+)  # fmt: skip
+
+MESSAGE_BYTES = 1 << 20
+"""What every client may send in one message, whatever the server was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +42,36 @@ class Limits:
     """Payload of everything under way; a single larger operation is admitted when alone."""
     subscribers_max: int = 10_000
     """Open subscriptions and watches."""
+    sessions_max: int = 4_096
+    """Open sessions, of which every client process has one."""
+    calls_max: int = 2_048
+    """Calls that are under way, from their first byte to the last of their answer."""
+    message_bytes_max: int = MESSAGE_BYTES
+    """Of one message to the committer, decompressed or not: gRPC takes in no more of it."""
+    batch_elements_max: int = 1_000
+    """Operations of one batch, in however many messages; a session's message has its window."""
+    request_s: float = 30.0
+    """How long a message of a call may take to arrive."""
+    unread_bytes_max: int = 256 << 20
+    """Answers and events that wait for their readers; one client may hold a quarter of them."""
+    session_unread_bytes_max: int = 1 << 20
+    """Of them, heads that wait in one session: past it, the session answers no further one."""
+    slow_s: float = 60.0
+    """How long a message to a client may wait to be taken, until its stream is ended."""
+    catch_ups_max: int = 4
+    """Subscriptions and watches that read the store at once."""
+
+    def __post_init__(self) -> None:
+        if self.message_bytes_max < MESSAGE_BYTES:
+            raise ValueError(f"clients send messages of up to {MESSAGE_BYTES} bytes")
 
     @property
     def client_inflight_max(self) -> int:
         return max(1, self.inflight_max // _CLIENT_SHARE)
+
+    @property
+    def client_unread_bytes_max(self) -> int:
+        return max(1, self.unread_bytes_max // _CLIENT_SHARE)
 
 
 class Admission:
@@ -52,6 +86,8 @@ class Admission:
         self.inflight = 0
         self.bytes_total = 0
         self.subscribers = 0
+        self.sessions = 0
+        self.calls = 0
         self.rejected = dict.fromkeys(_REASONS, 0)
         self._by_client: dict[str, int] = {}
         self._by_key: dict[str, int] = {}
@@ -68,15 +104,18 @@ class Admission:
         if self._closing:
             self.refuse("closing", "the committer is shutting down", ErrorKind.UNAVAILABLE)
         if self.inflight >= limits.inflight_max:
-            self.refuse("inflight", f"{self.inflight} operations are under way")
+            what = f"{self.inflight} operations are under way, {limits.inflight_max} is the limit"
+            self.refuse("inflight", what)
         of_client = self._by_client.get(client, 0) if client is not None else 0
         if client is not None and of_client >= limits.client_inflight_max:
-            self.refuse("client", f"this client has {of_client} operations under way")
+            limit = limits.client_inflight_max
+            what = f"this client has {of_client} operations under way, {limit} is the limit"
+            self.refuse("client", what)
         of_key = self._by_key.get(key, 0) if key is not None else 0
         if of_key >= limits.queue_per_key_max:
-            self.refuse("key", f"{of_key} compare-and-sets wait for {key!r}")
-        if self.bytes_total and self.bytes_total + size > limits.queue_bytes_max:
-            self.refuse("bytes", f"{self.bytes_total} bytes are under way")
+            limit = limits.queue_per_key_max
+            self.refuse("key", f"{of_key} compare-and-sets wait for {key!r}, {limit} is the limit")
+        self._check_bytes(self.bytes_total, size)
         self.inflight += 1
         self.bytes_total += size
         if client is not None:
@@ -94,11 +133,67 @@ class Admission:
         if key is not None:
             _decrement(self._by_key, key)
 
+    def check_queue(self, elements: int, size_queued: int, size: int) -> None:
+        """Refuse to add `size` bytes to a commit queue of so many elements and bytes.
+
+        Callers may leave while what they asked for still waits (R10), so that what is under way by
+        the count of callers is not all there is.
+        """
+        if elements >= self.limits.inflight_max:
+            what = f"{elements} appends wait, {self.limits.inflight_max} is the limit"
+            self.refuse("inflight", f"the commit queue is full: {what}")
+        self._check_bytes(size_queued, size)
+
+    def _check_bytes(self, held: int, size: int) -> None:
+        limit = self.limits.queue_bytes_max
+        if held and held + size > limit:
+            self.refuse(
+                "bytes", f"{held} bytes are under way, {size} more pass the limit of {limit}"
+            )
+
+    @contextlib.contextmanager
+    def arriving(self, size: int) -> Iterator[None]:
+        """Keep room for `size` bytes of a batch while its parts arrive."""
+        self._check_bytes(self.bytes_total, size)
+        self.bytes_total += size
+        try:
+            yield
+        finally:
+            self.bytes_total -= size
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """The place of one session."""
+        if self._closing:
+            self.refuse("closing", "the committer is shutting down", ErrorKind.UNAVAILABLE)
+        if self.sessions >= self.limits.sessions_max:
+            what = f"{self.sessions} sessions are open, {self.limits.sessions_max} is the limit"
+            self.refuse("sessions", what)
+        self.sessions += 1
+        try:
+            yield
+        finally:
+            self.sessions -= 1
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """The place of one call, before anything of its request is read."""
+        if self.calls >= self.limits.calls_max:
+            what = f"{self.calls} calls are under way, {self.limits.calls_max} is the limit"
+            self.refuse("calls", what)
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+
     def enter_stream(self) -> None:
         if self._closing:
             self.refuse("closing", "the committer is shutting down", ErrorKind.UNAVAILABLE)
         if self.subscribers >= self.limits.subscribers_max:
-            self.refuse("subscribers", f"{self.subscribers} subscriptions are open")
+            limit = self.limits.subscribers_max
+            what = f"{self.subscribers} subscriptions are open, {limit} is the limit"
+            self.refuse("subscribers", what)
         self.subscribers += 1
 
     def leave_stream(self) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +25,11 @@ from penstock.servicekit.logs import fields
 from penstock.servicekit.secrets import conceal
 
 log = logging.getLogger("penstock.consensus.committer")
+
+_TOKEN = re.compile(rb"[ -~]+")
+
+_SETTLE_S = 0.1
+"""Many times what a thread takes from asking for certificates to using them."""
 
 # ------------------------------------------------------------------------------------- the client
 
@@ -44,15 +52,13 @@ def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
     token = _contents(address.token_file)
     if token is None:
         return ()
-    try:
-        text = token.decode("ascii").strip()
-    except UnicodeDecodeError:
-        text = ""
-    if not text.isprintable() or not text:
+    if not _TOKEN.fullmatch(token.strip()):
         raise UserError(
             f"there is no token in {address.token_file}",
-            fix="write the token into it, on one line and nothing else",
+            why="a token is one line of printable ASCII without spaces",
+            fix="write the token into it, and nothing else",
         )
+    text = token.strip().decode("ascii")
     conceal(text)
     return (("authorization", f"Bearer {text}"),)
 
@@ -139,35 +145,60 @@ def server_credentials(
     """TLS, with certificates that are read again when their files change; None without any."""
     if cert is None or key is None:
         return None
-    files = [path for path in (cert, key, client_ca) if path is not None]
-
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [(read_guarded(key), read_guarded(cert))],
-            root_certificates=None if client_ca is None else read_guarded(client_ca),
-        )
-
-    def stamps() -> list[int]:
-        return [path.stat().st_mtime_ns for path in files]
-
     try:
-        seen = stamps()
-        current = configuration()
+        certificates = _Certificates(cert, key, client_ca)
+        first = certificates.read()
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}", why=error.strerror) from error
-
-    def newest() -> grpc.ServerCertificateConfiguration:
-        """Asked before each handshake, on a thread of gRPC's."""
-        nonlocal seen, current
-        try:
-            now = stamps()
-            if now != seen:
-                seen, current = now, configuration()
-                log.info("certificates reloaded")
-        except (OSError, UserError) as error:
-            log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
-        return current
-
     return grpc.dynamic_ssl_server_credentials(
-        current, newest, require_client_authentication=client_ca is not None
+        first,
+        certificates.newer,  # type: ignore[arg-type]  # None is allowed, and means "unchanged"
+        require_client_authentication=client_ca is not None,
     )
+
+
+class _Certificates:
+    """What a server shows and demands in a handshake, as its files have it.
+
+    gRPC asks before each handshake, on threads of its own, and has no lock around what it does
+    with the answer: it puts a new configuration in the place of the old one and frees that, while
+    another handshake that asked before may still be about to use it. Memory is then corrupt, and
+    the process ends. So there is an answer only if something has changed, and around that one no
+    handshake is let through: those that asked before have `_SETTLE_S` to get past, and those that
+    ask after wait as long for the new configuration to be in its place.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        self._cert = cert
+        self._key = key
+        self._client_ca = client_ca
+        self._seen = self._stamps()
+        self._settled_at = 0.0
+        self._one_at_a_time = threading.Lock()
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(read_guarded(self._key), read_guarded(self._cert))],
+            root_certificates=None if self._client_ca is None else read_guarded(self._client_ca),
+        )
+
+    def newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """What to use from now on; None: what is in use."""
+        with self._one_at_a_time:
+            time.sleep(max(0.0, self._settled_at - time.monotonic()))
+            try:
+                if (now := self._stamps()) == self._seen:
+                    return None
+                changed = self.read()
+            except (OSError, UserError) as error:
+                log.error("certificates not reloaded", extra=fields(error=str(error)))  # noqa: TRY400
+                return None
+            self._seen = now
+            time.sleep(_SETTLE_S)
+            self._settled_at = time.monotonic() + _SETTLE_S
+        log.info("certificates reloaded")
+        return changed
+
+    def _stamps(self) -> list[int]:
+        files = (self._cert, self._key, self._client_ca)
+        return [path.stat().st_mtime_ns for path in files if path is not None]

@@ -1,7 +1,8 @@
 """`Consensus` over gRPC: `RpcConsensus`, for every process that does not host the committer.
 
 Small compare-and-sets and heads go through one session (`pipe`); what is a batch or large already
-goes as a call of its own. What is known of a failed call is in `wire.status_error`. Who resends:
+goes as a call of its own, in parts if one message does not hold it. What is known of a failed call
+is in `wire.status_error`. Who resends:
 
 - reads and `truncate` are sent again within their deadline, with backoff (R2);
 - a compare-and-set is never sent again (R1). It is not sent at all before the channel is up, so
@@ -20,7 +21,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -96,8 +97,7 @@ R = TypeVar(
 )
 E = TypeVar("E", pb.SubscribeEvent, pb.WatchEvent)
 Pinned = (
-    pb.CasRequest
-    | pb.CasBatchRequest
+    pb.CasBatchRequest
     | pb.ScanRequest
     | pb.SnapshotRequest
     | pb.TruncateRequest
@@ -174,9 +174,11 @@ class RpcConsensus:
         check_entry(key, new)
         if len(new.data) <= _SESSION_ENTRY_BYTES_MAX:
             return await self._open_pipe().compare_and_set(key, new, self._options.write_s)
-        request = pb.CasRequest(key=key, new=wire.to_versioned(new))
-        answer = await self._write("Cas", request, pb.CasResponse)
-        return wire.from_cas_ok(answer.ok)
+        answer = await self._write_batch("CasMany", [(key, new)], pb.CasManyResponse)
+        outcome = wire.from_outcome(answer.ok.outcomes[0])
+        if isinstance(outcome, ConsensusError):
+            raise outcome
+        return outcome
 
     async def compare_and_set_many(
         self, batch: Sequence[tuple[str, VersionedData]]
@@ -184,18 +186,20 @@ class RpcConsensus:
         check_many(batch)
         outcomes: list[CasResult | ConsensusError | None] = [_refusal(k, new) for k, new in batch]
         good = [element for element, o in zip(batch, outcomes, strict=True) if o is None]
-        request = pb.CasBatchRequest(items=wire.to_items(good))
-        try:
-            answer = await self._write("CasMany", request, pb.CasManyResponse)
-        except ConsensusError as error:
-            return [error if o is None else o for o in outcomes]
-        answered = iter([wire.from_outcome(o) for o in answer.ok.outcomes])
-        return [next(answered) if o is None else o for o in outcomes]
+        answered: list[CasResult | ConsensusError] = []
+        for call in wire.to_calls(good):  # one after the other: a chain of one key may go on
+            try:
+                answer = await self._write_batch("CasMany", call, pb.CasManyResponse)
+            except ConsensusError as error:
+                answered += [error] * len(call)
+            else:
+                answered += [wire.from_outcome(o) for o in answer.ok.outcomes]
+        settled = iter(answered)
+        return [next(settled) if o is None else o for o in outcomes]
 
     async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
         check_all(batch)
-        request = pb.CasBatchRequest(items=wire.to_items(batch))
-        answer = await self._write("CasAll", request, pb.CasResponse)
+        answer = await self._write_batch("CasAll", batch, pb.CasResponse)
         return wire.from_cas_ok(answer.ok)
 
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
@@ -316,7 +320,9 @@ class RpcConsensus:
                 )
                 await asyncio.sleep(pause_s)
 
-    async def _write(self, method: str, request: Pinned, response: type[R]) -> R:
+    async def _write_batch(
+        self, method: str, batch: Sequence[tuple[str, VersionedData]], response: type[R]
+    ) -> R:
         """A call that is sent once, and only when there is somebody to receive it."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.write_s
@@ -327,7 +333,38 @@ class RpcConsensus:
         except TimeoutError as error:
             what = f"{self.url} could not be reached in time; nothing was sent"
             raise Determinate(ErrorKind.UNAVAILABLE, what) from error
-        return await self._call(method, request, response, max(0.001, deadline - loop.time()))
+        left_s = max(0.001, deadline - loop.time())
+        parts = wire.to_parts(batch)
+        first = next(parts)
+        if not first.more:
+            return await self._call(method, first, response, left_s)
+        return await self._call_in_parts(method, first, parts, response, left_s)
+
+    async def _call_in_parts(
+        self,
+        method: str,
+        first: pb.CasBatchRequest,
+        others: Iterator[pb.CasBatchRequest],
+        response: type[R],
+        timeout_s: float,
+    ) -> R:
+        """A call whose request is too large for one message."""
+        first.expect_incarnation = self._pinned
+
+        call: aio.StreamUnaryCall[Message, R]
+
+        async def sent() -> AsyncIterator[pb.CasBatchRequest]:
+            yield first
+            if set(wire.ADMITTED) <= set(await call.initial_metadata() or ()):
+                for part in others:
+                    yield part
+
+        call = self._open_channel().stream_unary(
+            f"/{wire.SERVICE}/{method}",
+            request_serializer=pb.CasBatchRequest.SerializeToString,
+            response_deserializer=response.FromString,
+        )(sent(), timeout=timeout_s, metadata=self._metadata())
+        return await self._answered(call)
 
     async def _call(self, method: str, request: Pinned, response: type[R], timeout_s: float) -> R:
         request.expect_incarnation = self._pinned
@@ -336,8 +373,11 @@ class RpcConsensus:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
+        return await self._answered(call(request, timeout=timeout_s, metadata=self._metadata()))
+
+    async def _answered(self, call: Awaitable[R]) -> R:
         try:
-            answer: R = await call(request, timeout=timeout_s, metadata=self._metadata())
+            answer = await call
         except aio.AioRpcError as error:
             raise wire.status_error(error) from error
         except aio.UsageError as error:  # the channel was closed under the call

@@ -31,6 +31,7 @@ from penstock.consensus.committer.metrics import CommitterMetrics, result_of
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Recover
 from penstock.consensus.committer.served import ServedStore
+from penstock.consensus.committer.unread import Unread
 from penstock.consensus.committer.writes import Writes
 from penstock.consensus.snapshot import Behind, read_page
 from penstock.consensus.store import (
@@ -47,6 +48,7 @@ from penstock.consensus.store import (
     check_key,
     check_limit,
     check_many,
+    check_position,
     check_prefix,
     check_revision,
     check_seqno,
@@ -102,6 +104,7 @@ class PersistCommitter:
         self.options = options or CommitterOptions()
         self.metrics = metrics or CommitterMetrics()
         self.admission = Admission(self.options.limits)
+        self.unread = Unread(self.admission)
         self.writes = Writes(self.metrics)
         self._store = self._serve(backend)
         self._recover = recover
@@ -114,7 +117,12 @@ class PersistCommitter:
 
     def _serve(self, backend: Backend) -> ServedStore:
         return ServedStore(
-            backend, self.options, self.metrics, took=self.admission.observe, lost=self._store_lost
+            backend,
+            self.options,
+            self.metrics,
+            unread=self.unread,
+            took=self.admission.observe,
+            lost=self._store_lost,
         )
 
     # ------------------------------------------------------------------------------ lifetime
@@ -206,6 +214,7 @@ class PersistCommitter:
         with self.metrics.operation("list_keys", caller.transport):
             store = self.serving(caller)
             check_prefix(prefix)
+            check_prefix(after)
             self.admission.enter(caller.client)
             try:
                 keys = await store.backend.list_page(prefix, after)
@@ -220,6 +229,10 @@ class PersistCommitter:
         with self.metrics.operation("snapshot", caller.transport):
             store = self.serving(caller)
             check_prefix(prefix)
+            if isinstance(behind, int):
+                check_revision(behind)
+            else:
+                check_position(*behind)
             self.admission.enter(caller.client)
             try:
                 return await read_page(store.backend, prefix, behind)
@@ -234,7 +247,7 @@ class PersistCommitter:
             check_key(key)
             check_seqno(from_)
             self.admission.enter_stream()
-            events = store.streams.subscribe(key, from_)
+            events = store.streams.subscribe(key, from_, caller.client)
             try:
                 async for event in events:
                     yield event
@@ -250,7 +263,7 @@ class PersistCommitter:
             check_prefix(prefix)
             check_revision(from_revision)
             self.admission.enter_stream()
-            events = store.streams.watch(prefix, from_revision)
+            events = store.streams.watch(prefix, from_revision, caller.client)
             try:
                 async for event in events:
                     yield event
@@ -427,10 +440,8 @@ class PersistCommitter:
             metrics.rejected.labels(reason).set(count)
 
     def _admit(self, store: ServedStore, caller: Caller, size: int, key: str | None = None) -> None:
-        """Admission of a write. Callers may leave while what they asked for still waits (R10), so
-        the queue itself is looked at too."""
-        if store.group.queue_depth >= self.options.limits.inflight_max:
-            self.admission.refuse("inflight", "the commit queue is full")
+        """Admission of a write, by what callers wait for and by what the commit queue holds."""
+        self.admission.check_queue(store.group.queue_depth, store.group.bytes_total, size)
         self.admission.enter(caller.client, size, key)
 
     async def _follow(self) -> None:

@@ -40,6 +40,13 @@ TAIL_BYTES_MAX = 32 << 20
 
 HEADS_CHUNK = 1_000
 
+REORDER_S = 0.05
+"""How long a missing neighbour may take before it is looked for in the store.
+
+Two transactions that run at once may be heard of in either order; a commit of another committer is
+not heard of at all.
+"""
+
 Entries = tuple[tuple[str, VersionedData], ...]
 
 
@@ -183,13 +190,15 @@ class Hub:
     async def poll(self) -> bool:
         """Notice commits that were made elsewhere; whether there are any."""
         revision = await self.backend.revision()
-        if revision < self.revision:
-            return False  # an older snapshot than our newest commit
-        own = sum(self._polled < r <= revision for r in self._own)
-        foreign = revision - self._polled > own
+        if revision <= self._polled:
+            return False
+        if foreign := self._unheard(revision):
+            # A commit of our own is in the store a moment before we hear of it.
+            await asyncio.sleep(REORDER_S)
+            foreign = self._unheard(revision)
         self._own = {r for r in self._own if r > revision}
         self._polled = revision
-        self.revision = revision
+        self.revision = max(self.revision, revision)
         if not foreign:
             return False
         self._wake_watchers()
@@ -202,6 +211,15 @@ class Hub:
                     if seqno > buffer.upto:
                         buffer.fall_behind()
         return True
+
+    def _unheard(self, revision: int) -> bool:
+        """Whether there are revisions since the last poll, up to this, that are not our own.
+
+        That the newest commit is ours says nothing of those before it: whoever commits all the time
+        has always a newer one than the store told of.
+        """
+        own = sum(self._polled < r <= revision for r in self._own)
+        return revision - self._polled > own
 
     def retire(self) -> None:
         """The store is gone: nobody can follow it any more."""

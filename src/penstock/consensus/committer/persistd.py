@@ -39,7 +39,7 @@ from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Healer, Recover
-from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
+from penstock.consensus.committer.service import ConsensusService, server_options
 from penstock.consensus.open import Scheme, open_backend, scheme_of
 from penstock.consensus.store import ConsensusError, cause_chain
 from penstock.errors import PenstockError, Unavailable, UsageError
@@ -191,7 +191,7 @@ class Persistd:
         announce: Callable[[Bound], None],
     ) -> None:
         options = self._options
-        server = aio.server(options=SERVER_OPTIONS)
+        server = aio.server(options=server_options(options.committer.limits.message_bytes_max))
         server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
         with (
             bound(server, options.listen, credentials, tokens=tokens) as (host, port),

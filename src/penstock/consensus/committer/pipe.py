@@ -40,7 +40,6 @@ log = logging.getLogger("penstock.consensus.committer")
 
 Stream = aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
-_MESSAGE_BYTES_MAX = 4 << 20
 _SWEEP_S = 0.25
 
 
@@ -181,10 +180,11 @@ class Pipe:
         heads: list[_Asked] = []
         room = self._window - len(self._sent)
         size = 0
-        while self._unsent and len(cas) + len(heads) < room and size < _MESSAGE_BYTES_MAX:
+        while self._unsent and len(cas) + len(heads) < room and size < wire.PART_BYTES:
             asked = self._unsent.popleft()
             if asked.answer.done():  # cancelled, or past its deadline
                 continue
+            size += len(asked.key)
             if asked.new is None:
                 heads.append(asked)
             else:

@@ -28,6 +28,7 @@ from penstock.consensus.committer.metrics import CommitterMetrics
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.reads import HeadReads
 from penstock.consensus.committer.streams import Streams
+from penstock.consensus.committer.unread import Unread
 from penstock.consensus.store import CasResult, ConsensusError, VersionedData, cause_chain
 from penstock.servicekit.logs import fields
 
@@ -49,6 +50,7 @@ class ServedStore:
         options: CommitterOptions,
         metrics: CommitterMetrics,
         *,
+        unread: Unread,
         took: Callable[[float], None],
         lost: Callable[[ServedStore, ConsensusError], Awaitable[ConsensusError]],
     ) -> None:
@@ -63,7 +65,14 @@ class ServedStore:
         )
         self.group = GroupCommit(self.backend, options.group)
         self.hub = Hub(self.backend, on_foreign=self._contradicted)
-        self.streams = Streams(self.hub, metrics, options.streams, self.incarnation)
+        self.streams = Streams(
+            self.hub,
+            metrics,
+            options.streams,
+            self.incarnation,
+            unread=unread,
+            catch_ups_max=options.limits.catch_ups_max,
+        )
         self.cache = ShardCache(
             shards_max=options.cached_shards_max, bytes_max=options.cached_bytes_max
         )

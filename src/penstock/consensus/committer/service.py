@@ -4,6 +4,12 @@ Handlers translate and nothing else: authentication, the store's incarnation, th
 method, the answer. Operation errors are data; only what was refused before it ran is a status, and
 carries the trailer that proves it (`wire`). Small compare-and-sets and heads, which are nearly all
 of the traffic, do not come as calls but in sessions (`sessions`).
+
+**Nothing of a request is read before its sender is admitted.** Every method is a stream to gRPC,
+also those that have one request and one answer: it would read the request of a unary method,
+however large, before it asks us anything. A stream begins with its metadata, which say who calls,
+and as long as we do not read, HTTP/2 holds the rest back in the client. Then one message at a time
+is read, of at most `Limits.message_bytes_max`, and an answer counts until it is taken (`unread`).
 """
 
 from __future__ import annotations
@@ -13,47 +19,83 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer import wire
+from penstock.consensus.committer.admission import Limits
 from penstock.consensus.committer.auth import ANYBODY, Access, Principal, TokenFile
-from penstock.consensus.committer.committer import Caller, PersistCommitter
+from penstock.consensus.committer.committer import Batch, Caller, PersistCommitter
 from penstock.consensus.committer.gate import Gate, Revoked, host_of
-from penstock.consensus.committer.grpcio import aio, grpc
+from penstock.consensus.committer.grpcio import grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
-from penstock.consensus.committer.sessions import Context, ServedSession, unexpected
-from penstock.consensus.store import CasResult, ConsensusError, Determinate, ErrorKind
+from penstock.consensus.committer.sessions import ServedSession, unexpected
+from penstock.consensus.committer.unread import Context, Outlet, ReaderGone, SlowReader
+from penstock.consensus.store import (
+    ATOMIC_BYTES_MAX,
+    CasResult,
+    ConsensusError,
+    Determinate,
+    ErrorKind,
+    check_prefix,
+)
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
 
-SERVER_OPTIONS = (
-    *wire.COMMON_OPTIONS,
-    # Clients ping every 10 s; gRPC would count that as abuse and hang up.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Two daemons on one port would otherwise share it, and each see half of the calls.
-    ("grpc.so_reuseport", 0),
-)
+_LOOKAHEAD_BYTES = 64 << 10
+"""What a client may send of a message that nobody reads yet; gRPC would allow megabytes."""
+
+_IDENTITY_ONLY = 1
+"""Of the compression algorithms: a message is what it says to be, and no bomb."""
+
+_HANDSHAKE_MS = 10_000
+"""How long a connection may take to become one; gRPC would wait two minutes."""
 
 _PEERS_MAX = 10_000
-_CLIENT_SHOWN_MAX = 80
-_SLOW_SEND_S = 60.0
+_CLIENT_NAME_MAX = 128
+_ROOM_S = 10.0
+"""How long a call may wait until its client has read what it was answered before."""
 
 
-class Pinned(Protocol):
-    """A request that may name the store its sender knows."""
+def server_options(message_bytes_max: int) -> tuple[tuple[str, int], ...]:
+    """The options of a gRPC server that takes in no more than it has to."""
+    return (
+        *(option for option in wire.COMMON_OPTIONS if option[0] != _RECEIVE_MAX),
+        (_RECEIVE_MAX, message_bytes_max),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+        # Clients ping every 10 s; gRPC would count that as abuse and hang up.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # Two daemons on one port would otherwise share it, and each see half of the calls.
+        ("grpc.so_reuseport", 0),
+    )
 
-    expect_incarnation: bytes
+
+_RECEIVE_MAX = "grpc.max_receive_message_length"
+
+SERVER_OPTIONS = server_options(Limits().message_bytes_max)
 
 
+M = TypeVar("M", bound=Message)
 Serve = Callable[[Any, Caller, Principal], Awaitable[Message]]
 ServeMany = Callable[[Any, Caller, Principal], AsyncGenerator[Message, None]]
+Handle = Callable[[Context, Principal, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A batch, put together from its parts."""
+
+    batch: Batch
+    expect_incarnation: bytes
 
 
 class ConsensusService:
@@ -62,115 +104,197 @@ class ConsensusService:
     def __init__(self, committer: PersistCommitter, *, tokens: TokenFile | None = None) -> None:
         failures = committer.metrics.auth_failures
         self._committer = committer
+        self._limits = committer.options.limits
         self._gate = Gate(tokens, count=lambda reason: failures.labels(reason).add())
         self._peers: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The methods of the protocol, for `aio.Server.add_generic_rpc_handlers`."""
-
-        def unary(
-            serve: Serve, request: type[Message], response: type[Message]
-        ) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(serve, response),
-                request_deserializer=request.FromString,
-                response_serializer=response.SerializeToString,
-            )
-
-        def stream(
-            serve: ServeMany, request: type[Message], response: type[Message]
-        ) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(serve, response),
-                request_deserializer=request.FromString,
-                response_serializer=response.SerializeToString,
-            )
-
-        methods = {
-            "Head": unary(self._head, pb.HeadRequest, pb.HeadResponse),
-            "Cas": unary(self._cas, pb.CasRequest, pb.CasResponse),
-            "CasMany": unary(self._cas_many, pb.CasBatchRequest, pb.CasManyResponse),
-            "CasAll": unary(self._cas_all, pb.CasBatchRequest, pb.CasResponse),
-            "Scan": unary(self._scan, pb.ScanRequest, pb.ScanResponse),
-            "Snapshot": unary(self._snapshot, pb.SnapshotRequest, pb.SnapshotResponse),
-            "Truncate": unary(self._truncate, pb.TruncateRequest, pb.TruncateResponse),
-            "ListKeys": unary(self._list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
-            "Subscribe": stream(self._subscribe, pb.SubscribeRequest, pb.SubscribeEvent),
-            "Watch": stream(self._watch, pb.WatchRequest, pb.WatchEvent),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session,
-                request_deserializer=pb.SessionRequest.FromString,
-                response_serializer=pb.SessionResponse.SerializeToString,
-            ),
+        handles: dict[str, Handle] = {
+            "Head": self._read(self._head, pb.HeadRequest, pb.HeadResponse),
+            "Cas": self._write(self._cas, pb.CasRequest, pb.CasResponse),
+            "CasMany": self._batch(self._cas_many, pb.CasManyResponse),
+            "CasAll": self._batch(self._cas_all, pb.CasResponse),
+            "Scan": self._read(self._scan, pb.ScanRequest, pb.ScanResponse),
+            "Snapshot": self._read(self._snapshot, pb.SnapshotRequest, pb.SnapshotResponse),
+            "Truncate": self._write(self._truncate, pb.TruncateRequest, pb.TruncateResponse),
+            "ListKeys": self._read(self._list_keys, pb.ListKeysRequest, pb.ListKeysResponse),
+            "Subscribe": self._stream(self._subscribe, pb.SubscribeRequest, pb.SubscribeEvent),
+            "Watch": self._stream(self._watch, pb.WatchRequest, pb.WatchEvent),
+            "Session": self._session,
+        }
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.stream_stream_rpc_method_handler(self._admitting(handle))
+            for name, handle in handles.items()
         }
         return grpc.method_handlers_generic_handler(wire.SERVICE, methods)
 
     # ------------------------------------------------------------------------------- framing
 
-    def _unary(
-        self, serve: Serve, response: Callable[..., Message]
-    ) -> Callable[[Pinned, Context], Awaitable[Message]]:
-        async def handle(request: Pinned, context: Context) -> Message:
-            pinned = request.expect_incarnation
-            try:
-                principal, caller = await self._admit_peer(context, pinned)
-                try:
-                    ok = await serve(request, caller, principal)
-                except Determinate as error:
-                    # The store was found missing and made again meanwhile. Who knew no store
-                    # before loses nothing by meeting the new one.
-                    if pinned or error.kind is not ErrorKind.STORE_RESET:
-                        raise
-                    caller = replace(caller, knows=self._incarnation())
-                    ok = await serve(request, caller, principal)
-            except ConsensusError as error:
-                await self._refuse(error, context)
-                return response(err=wire.to_error(error), incarnation=self._incarnation())
-            except Exception as error:
-                return response(
-                    err=wire.to_error(unexpected(error)), incarnation=self._incarnation()
-                )
-            return response(ok=ok, incarnation=caller.knows)
+    def _admitting(self, handle: Handle) -> Callable[[object, Context], Awaitable[None]]:
+        """A method as gRPC calls it: with the metadata of a call, and nothing of its request."""
 
-        return handle
-
-    def _stream(
-        self, serve: ServeMany, response: Callable[..., Message]
-    ) -> Callable[[Pinned, Context], Awaitable[None]]:
-        async def handle(request: Pinned, context: Context) -> None:
+        async def admitting(_: object, context: Context) -> None:
             try:
-                principal, caller = await self._admit_peer(context, request.expect_incarnation)
-                async with (
-                    self._gate.visit(principal),
-                    contextlib.aclosing(serve(request, caller, principal)) as events,
-                ):
-                    async for event in events:
-                        async with asyncio.timeout(_SLOW_SEND_S):
-                            await context.write(event)
-            except TimeoutError:
-                # Alive, since it answers pings, and not reading. Its place is free already; the
-                # status waits behind the one message that is on its way, and lets it come back.
-                log.info("slow subscriber closed", extra=fields(peer=context.peer()))
+                principal, share = await self._admit_peer(context)
+                await handle(context, principal, share)
+            except SlowReader:
+                # Its place is free already; the status waits behind the one message that is on its
+                # way, and lets the client come back.
+                log.info("slow reader closed", extra=fields(peer=context.peer()))
                 await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
             except ConsensusError as error:
-                if error.kind is ErrorKind.UNAVAILABLE:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
-                await self._refuse(error, context)
-                await context.write(response(err=wire.to_error(error)))
-            except Exception as error:
-                await context.write(response(err=wire.to_error(unexpected(error))))
+                await self._abort(error, context)
+            except ReaderGone as gone:
+                log.debug("call not answered", exc_info=gone)
+
+        return admitting
+
+    def _write(self, serve: Serve, request: type[M], response: Callable[..., Message]) -> Handle:
+        """One request, one small answer."""
+
+        async def handle(context: Context, principal: Principal, share: str) -> None:
+            outlet = self._outlet(context, share)
+            with self._committer.admission.call():
+                answer = await self._answer(
+                    serve, lambda: self._receive(context, request), response, principal, share
+                )
+                await outlet.write(answer.SerializeToString())
 
         return handle
 
-    async def _admit_peer(self, context: Context, pinned: bytes) -> tuple[Principal, Caller]:
-        """Who asks. Who knows no store yet is bound to the present one, and told which it is."""
+    def _read(self, serve: Serve, request: type[M], response: Callable[..., Message]) -> Handle:
+        """One request, one answer that may be large: there has to be room for it before."""
+        unread = self._committer.unread
+
+        async def handle(context: Context, principal: Principal, share: str) -> None:
+            outlet = self._outlet(context, share)
+            with self._committer.admission.call():
+                await unread.room(share, _ROOM_S)
+                with unread.held(share, PAGE_BYTES):
+                    answer = await self._answer(
+                        serve, lambda: self._receive(context, request), response, principal, share
+                    )
+                    message = answer.SerializeToString()
+                await outlet.write(message)
+
+        return handle
+
+    def _batch(self, serve: Serve, response: Callable[..., Message]) -> Handle:
+        """A batch, in one message or several, and one small answer."""
+        limits = self._limits
+        bytes_max = max(self._committer.options.entry_bytes_max, ATOMIC_BYTES_MAX)
+
+        async def handle(context: Context, principal: Principal, share: str) -> None:
+            outlet = self._outlet(context, share)
+
+            async def receive() -> _Received:
+                assembly = wire.Assembly(
+                    elements_max=limits.batch_elements_max, bytes_max=bytes_max
+                )
+                first = part = await self._receive(context, pb.CasBatchRequest)
+                assembly.add(part)
+                if part.more:
+                    with self._committer.admission.arriving(part.bytes):
+                        await context.send_initial_metadata(wire.ADMITTED)
+                        while part.more:
+                            part = await self._receive(context, pb.CasBatchRequest)
+                            assembly.add(part)
+                return _Received(assembly.batch(), first.expect_incarnation)
+
+            with self._committer.admission.call():
+                answer = await self._answer(serve, receive, response, principal, share)
+                await outlet.write(answer.SerializeToString())
+
+        return handle
+
+    async def _answer(
+        self,
+        serve: Serve,
+        receive: Callable[[], Awaitable[Any]],
+        response: Callable[..., Message],
+        principal: Principal,
+        share: str,
+    ) -> Message:
+        """The answer to a request, also if it is an error; raises what is to be a status."""
+        try:
+            request = await receive()
+            pinned = request.expect_incarnation
+            caller = self._caller(principal, share, pinned)
+            try:
+                ok = await serve(request, caller, principal)
+            except Determinate as error:
+                # The store was found missing and made again meanwhile. Who knew no store
+                # before loses nothing by meeting the new one.
+                if pinned or error.kind is not ErrorKind.STORE_RESET:
+                    raise
+                caller = replace(caller, knows=self._incarnation())
+                ok = await serve(request, caller, principal)
+        except ConsensusError as error:
+            if _is_status(error):
+                raise
+            return response(err=wire.to_error(error), incarnation=self._incarnation())
+        except Exception as error:
+            return response(err=wire.to_error(unexpected(error)), incarnation=self._incarnation())
+        return response(ok=ok, incarnation=caller.knows)
+
+    def _stream(
+        self, serve: ServeMany, request: type[M], response: Callable[..., Message]
+    ) -> Handle:
+        """One request, any number of events."""
+
+        async def handle(context: Context, principal: Principal, share: str) -> None:
+            outlet = self._outlet(context, share)
+            try:
+                with self._committer.admission.call():
+                    asked: Any = await self._receive(context, request)
+                caller = self._caller(principal, share, asked.expect_incarnation)
+                async with (
+                    self._gate.visit(principal),
+                    contextlib.aclosing(serve(asked, caller, principal)) as events,
+                ):
+                    async for event in events:
+                        await outlet.write(event.SerializeToString())
+            except ConsensusError as error:
+                if error.kind is ErrorKind.UNAVAILABLE or _is_status(error):
+                    raise
+                await outlet.write(response(err=wire.to_error(error)).SerializeToString())
+            except (ReaderGone, SlowReader):
+                raise
+            except Exception as error:
+                told = response(err=wire.to_error(unexpected(error)))
+                await outlet.write(told.SerializeToString())
+
+        return handle
+
+    async def _receive(self, context: Context, message: type[M]) -> M:
+        """The next message of a request, decoded."""
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                data = await context.read()
+        except TimeoutError:
+            what = f"the request did not arrive within {self._limits.request_s:g} s"
+            raise Determinate(ErrorKind.TIMEOUT, what) from None
+        if not isinstance(data, bytes):
+            raise Determinate(ErrorKind.INVALID_ARGUMENT, "the request ends before its message")
+        return wire.decoded(data, message)
+
+    def _outlet(self, context: Context, share: str) -> Outlet:
+        return Outlet(context, self._committer.unread, share, self._limits.slow_s)
+
+    def _caller(self, principal: Principal, share: str, pinned: bytes) -> Caller:
+        """A caller that knows no store yet is bound to the present one, and told which it is."""
+        return Caller(share, "grpc", pinned or self._incarnation(), principal.name)
+
+    async def _admit_peer(self, context: Context) -> tuple[Principal, str]:
+        """Who calls, by its metadata alone, and whose share of the committer that takes."""
         principal = await self._gate.admit(context)
         metadata = context.invocation_metadata() or ()
         client = next((str(v) for k, v in metadata if k == wire.CLIENT_METADATA), "unnamed")
+        client = client[:_CLIENT_NAME_MAX]
         peer = context.peer()
-        self._log_peer(host_of(peer), principal, client[:_CLIENT_SHOWN_MAX])
-        share = share_of(principal, peer, client)
-        return principal, Caller(share, "grpc", pinned or self._incarnation(), principal.name)
+        self._log_peer(host_of(peer), principal, client)
+        return principal, share_of(principal, peer, client)
 
     def _log_peer(self, host: str, principal: Principal, client: str) -> None:
         """By host and client, not by socket: every reconnect has a new port (B12)."""
@@ -183,16 +307,18 @@ class ConsensusService:
         self._peers[peer] = None
         self._peers.move_to_end(peer)
 
-    async def _refuse(self, error: ConsensusError, context: Context) -> None:
-        """End the call with a status if nothing of it has run, with the proof of that."""
-        if not isinstance(error, Determinate) or error.kind not in wire.STATUS:
-            return
-        if isinstance(error, Revoked):  # after much that did run; the client may come again
-            await context.abort(wire.STATUS[error.kind], error.message)
-        trailers = [(wire.DETERMINACY_TRAILER, wire.DETERMINATE)]
+    async def _abort(self, error: ConsensusError, context: Context) -> None:
+        """End a call with a status; it proves that nothing of it has run if it is `_is_status`.
+
+        A token that was revoked ends a call after much of it did run; the client may come again.
+        """
+        trailers = []
+        if _is_status(error) and not isinstance(error, Revoked):
+            trailers.append((wire.DETERMINACY_TRAILER, wire.DETERMINATE))
         if error.retry_after_ms is not None:
             trailers.append((wire.RETRY_TRAILER, str(error.retry_after_ms)))
-        await context.abort(wire.STATUS[error.kind], error.message, tuple(trailers))
+        status = wire.STATUS.get(error.kind, grpc.StatusCode.UNAVAILABLE)
+        await context.abort(status, error.message, tuple(trailers))
 
     def _incarnation(self) -> bytes:
         return self._committer.incarnation
@@ -200,36 +326,30 @@ class ConsensusService:
     # ---------------------------------------------------------------------------- operations
 
     async def _head(self, request: pb.HeadRequest, caller: Caller, who: Principal) -> pb.HeadOk:
-        who.check(Access.READ, request.key)
+        _check(who, Access.READ, request.key)
         found = await self._committer.head(request.key, fresh=request.fresh, caller=caller)
         return pb.HeadOk(current=None if found is None else wire.to_versioned(found))
 
     async def _cas(self, request: pb.CasRequest, caller: Caller, who: Principal) -> pb.CasOk:
         key, new = wire.from_item(request)
-        who.check(Access.WRITE, key)
+        _check(who, Access.WRITE, key)
         result = await self._committer.compare_and_set(key, new, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
-    async def _cas_many(
-        self, request: pb.CasBatchRequest, caller: Caller, who: Principal
-    ) -> pb.CasManyOk:
-        batch = wire.from_items(request.items)
-        for key, _ in batch:
-            who.check(Access.WRITE, key)
-        outcomes = await self._committer.compare_and_set_many(batch, caller=caller)
+    async def _cas_many(self, request: _Received, caller: Caller, who: Principal) -> pb.CasManyOk:
+        for key, _ in request.batch:
+            _check(who, Access.WRITE, key)
+        outcomes = await self._committer.compare_and_set_many(request.batch, caller=caller)
         return pb.CasManyOk(outcomes=[wire.to_outcome(o) for o in outcomes])
 
-    async def _cas_all(
-        self, request: pb.CasBatchRequest, caller: Caller, who: Principal
-    ) -> pb.CasOk:
-        batch = wire.from_items(request.items)
-        for key, _ in batch:
-            who.check(Access.WRITE, key)
-        result = await self._committer.compare_and_set_all(batch, caller=caller)
+    async def _cas_all(self, request: _Received, caller: Caller, who: Principal) -> pb.CasOk:
+        for key, _ in request.batch:
+            _check(who, Access.WRITE, key)
+        result = await self._committer.compare_and_set_all(request.batch, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
     async def _scan(self, request: pb.ScanRequest, caller: Caller, who: Principal) -> pb.ScanOk:
-        who.check(Access.READ, request.key)
+        _check(who, Access.READ, request.key)
         page = await self._committer.scan(
             request.key,
             getattr(request, "from"),
@@ -242,7 +362,7 @@ class ConsensusService:
     async def _snapshot(
         self, request: pb.SnapshotRequest, caller: Caller, who: Principal
     ) -> pb.SnapshotOk:
-        who.check(Access.READ, request.prefix)
+        _check(who, Access.READ, request.prefix)
         behind = wire.from_behind(request)
         page = await self._committer.snapshot_page(request.prefix, behind, caller=caller)
         return pb.SnapshotOk(
@@ -252,7 +372,7 @@ class ConsensusService:
     async def _truncate(
         self, request: pb.TruncateRequest, caller: Caller, who: Principal
     ) -> pb.TruncateOk:
-        who.check(Access.WRITE, request.key)
+        _check(who, Access.WRITE, request.key)
         return pb.TruncateOk(
             deleted=await self._committer.truncate(request.key, request.seqno, caller=caller)
         )
@@ -260,14 +380,14 @@ class ConsensusService:
     async def _list_keys(
         self, request: pb.ListKeysRequest, caller: Caller, who: Principal
     ) -> pb.ListKeysOk:
-        who.check(Access.ADMIN, request.prefix)
+        _check(who, Access.ADMIN, request.prefix)
         keys, more = await self._committer.list_page(request.prefix, request.after, caller=caller)
         return pb.ListKeysOk(keys=keys, more=more)
 
     async def _subscribe(
         self, request: pb.SubscribeRequest, caller: Caller, who: Principal
     ) -> AsyncGenerator[pb.SubscribeEvent, None]:
-        who.check(Access.READ, request.key)
+        _check(who, Access.READ, request.key)
         events = self._committer.subscribe(request.key, getattr(request, "from"), caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
@@ -276,7 +396,7 @@ class ConsensusService:
     async def _watch(
         self, request: pb.WatchRequest, caller: Caller, who: Principal
     ) -> AsyncGenerator[pb.WatchEvent, None]:
-        who.check(Access.READ, request.prefix)
+        _check(who, Access.READ, request.prefix)
         events = self._committer.watch(request.prefix, request.from_revision, caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
@@ -284,18 +404,22 @@ class ConsensusService:
 
     # ------------------------------------------------------------------------------ sessions
 
-    async def _session(self, _: object, context: Context) -> None:
-        opening = await context.read()
-        if opening is aio.EOF:
-            return
+    async def _session(self, context: Context, principal: Principal, share: str) -> None:
+        outlet = self._outlet(context, share)
         try:
-            principal, caller = await self._admit_peer(context, opening.expect_incarnation)
-            self._committer.serving(caller)
-            async with self._gate.visit(principal):
-                await ServedSession(self._committer, context, principal, caller).run()
+            with self._committer.admission.session():
+                opening = await self._receive(context, pb.SessionRequest)
+                if opening.cas_key or opening.head_key:
+                    what = "the message that opens a session has no operations"
+                    raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+                caller = self._caller(principal, share, opening.expect_incarnation)
+                self._committer.serving(caller)
+                async with self._gate.visit(principal):
+                    await ServedSession(self._committer, context, outlet, principal, caller).run()
         except ConsensusError as error:
-            await self._refuse(error, context)
-            await context.write(pb.SessionResponse(err=wire.to_error(error)))
+            if _is_status(error):
+                raise
+            await outlet.write(pb.SessionResponse(err=wire.to_error(error)).SerializeToString())
 
 
 def share_of(principal: Principal, peer: str, client: str) -> str:
@@ -308,3 +432,14 @@ def share_of(principal: Principal, peer: str, client: str) -> str:
     if principal is not ANYBODY:
         return principal.name
     return peer if peer.rpartition(":")[2] else f"{peer}{client}"
+
+
+def _check(who: Principal, access: Access, key: str) -> None:
+    """Raise unless `who` may do this to `key`, which may be a prefix, and is one of ours at all."""
+    check_prefix(key)
+    who.check(access, key)
+
+
+def _is_status(error: ConsensusError) -> bool:
+    """Whether an error ends its call as a status, with the proof that nothing of it has run."""
+    return isinstance(error, Determinate) and error.kind in wire.STATUS

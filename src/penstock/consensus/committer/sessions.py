@@ -5,20 +5,26 @@ one stream and sends in one message what has gathered since its last one; the an
 the same way, by whoever finds the pen free while the others are still at work. Where one operation
 is under way at a time, a message carries one and nothing waits; where there are many, messages
 grow and their cost is shared.
+
+A client that asks and does not read is held back and not served on credit: no further request is
+read while more than a window of its elements are unanswered, and no further head while too many
+bytes of those that were found are still here. An element counts as unanswered until its answer is
+on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Final
 
 from penstock.consensus.committer import wire
 from penstock.consensus.committer.auth import Access, Principal
 from penstock.consensus.committer.committer import Caller, PersistCommitter
-from penstock.consensus.committer.grpcio import aio
 from penstock.consensus.committer.proto import consensus_pb2 as pb
+from penstock.consensus.committer.unread import Context, Outlet, ReaderGone, SlowReader
 from penstock.consensus.store import (
+    SEQNO_MAX,
     CasResult,
     ConsensusError,
     Determinate,
@@ -26,11 +32,13 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
     cause_chain,
+    check_prefix,
 )
 
 log = logging.getLogger("penstock.consensus.committer")
 
-Context = aio.ServicerContext[Any, Any]
+_HEADS_AT_ONCE: Final = 16
+"""Heads that one session reads at the same time: each may be as large as an entry can be."""
 
 
 class ServedSession:
@@ -40,27 +48,75 @@ class ServedSession:
     """
 
     def __init__(
-        self, committer: PersistCommitter, context: Context, who: Principal, caller: Caller
+        self,
+        committer: PersistCommitter,
+        context: Context,
+        outlet: Outlet,
+        who: Principal,
+        caller: Caller,
     ) -> None:
+        limits = committer.options.limits
         self._committer = committer
         self._context = context
+        self._outlet = outlet
         self._who = who
         self._caller = caller
+        self._window = limits.client_inflight_max
+        self._unread_max = limits.session_unread_bytes_max
         self._may = None if who.access is Access.ADMIN else self._check_write
         self._answers = pb.SessionResponse()
+        self._gathered = 0
+        """Elements and bytes of heads in `_answers`."""
+        self._gathered_bytes = 0
+        self._unanswered = 0
+        self._unread = 0
+        self._answered = asyncio.Event()
+        self._reading = asyncio.Semaphore(_HEADS_AT_ONCE)
         self._pending = False
         self._writing = False
 
     async def run(self) -> None:
-        window = self._committer.options.limits.client_inflight_max
-        await self._context.write(pb.SessionResponse(window=window, incarnation=self._caller.knows))
-        async with asyncio.TaskGroup() as running:
-            while (request := await self._context.read()) is not aio.EOF:
-                if request.cas_key:
-                    running.create_task(self._cas(request))
-                first = request.first + len(request.cas_key)
-                if request.head_key:
-                    running.create_task(self._heads(first, request))
+        """Serve until the client ends its side; raises what ends the session before."""
+        opened = pb.SessionResponse(window=self._window, incarnation=self._caller.knows)
+        await self._outlet.write(opened.SerializeToString())
+        broken: ConsensusError | None = None
+        try:
+            async with asyncio.TaskGroup() as running:
+                try:
+                    while (request := await self._next()) is not None:
+                        self._unanswered += len(request.cas_key) + len(request.head_key)
+                        if request.cas_key:
+                            running.create_task(self._cas(request))
+                        first = request.first + len(request.cas_key)
+                        if request.head_key:
+                            running.create_task(self._heads(first, request))
+                        del request  # it may be large, and the next one long in coming
+                except Determinate as error:
+                    broken = error  # what is under way is answered first
+        except BaseExceptionGroup as group:
+            raise _cause(group) from group
+        finally:
+            self._committer.unread.add(self._caller.client, -self._gathered_bytes)
+        if broken is not None:
+            raise broken
+
+    async def _next(self) -> pb.SessionRequest | None:
+        """The next request; None at the end of the client's side."""
+        while self._unanswered >= self._window:
+            self._answered.clear()
+            await self._answered.wait()
+        data = await self._context.read()
+        if not isinstance(data, bytes):
+            return None
+        request = wire.decoded(data, pb.SessionRequest)
+        count = len(request.cas_key) + len(request.head_key)
+        if count > self._window:
+            what = f"a message of a session has {count} operations, {self._window} is the limit"
+            raise Determinate(ErrorKind.TOO_LARGE, what)
+        if request.first + count > SEQNO_MAX:
+            what = f"operations are numbered up to 2^63-1, and not from {request.first}"
+            raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+        return request
 
     async def _cas(self, request: pb.SessionRequest) -> None:
         batch = [
@@ -89,7 +145,9 @@ class ServedSession:
             elif outcome is CasResult.EXPECTATION_MISMATCH:
                 answers.mismatched.append(number)
             else:
-                self._failed(number, outcome)
+                answers.failed.append(number)
+                answers.errors.append(wire.to_error(outcome))
+        self._gathered += len(outcomes)
         await self._flush()
 
     async def _heads(self, first: int, request: pb.SessionRequest) -> None:
@@ -102,21 +160,40 @@ class ServedSession:
         await self._flush()
 
     async def _head(self, number: int, key: str, fresh: bool) -> None:
-        try:
-            self._who.check(Access.READ, key)
-            found = await self._committer.head(key, fresh=fresh, caller=self._caller)
-        except ConsensusError as error:
-            self._failed(number, error)
-        except Exception as error:
-            self._failed(number, unexpected(error))
-        else:
-            if found is None:
-                self._answers.absent.append(number)
+        async with self._reading:
+            while self._unread >= self._unread_max:
+                await self._flush()  # what was found before goes first
+                if self._unread >= self._unread_max:
+                    self._answered.clear()
+                    await self._answered.wait()
+            try:
+                check_prefix(key)
+                self._who.check(Access.READ, key)
+                if not self._committer.unread.has_room(self._caller.client):
+                    await self._flush()  # it may be waiting for nothing but this
+                    await self._committer.unread.room(self._caller.client)
+                found = await self._committer.head(key, fresh=fresh, caller=self._caller)
+            except ConsensusError as error:
+                self._failed(number, error)
+            except Exception as error:
+                self._failed(number, unexpected(error))
             else:
-                self._answers.found.append(number)
-                self._answers.heads.append(wire.to_versioned(found))
+                self._found(number, found)
+
+    def _found(self, number: int, found: VersionedData | None) -> None:
+        self._gathered += 1
+        if found is None:
+            self._answers.absent.append(number)
+            return
+        size = len(found.data)
+        self._answers.found.append(number)
+        self._answers.heads.append(wire.to_versioned(found))
+        self._unread += size
+        self._gathered_bytes += size
+        self._committer.unread.add(self._caller.client, size)
 
     def _failed(self, number: int, error: ConsensusError) -> None:
+        self._gathered += 1
         self._answers.failed.append(number)
         self._answers.errors.append(wire.to_error(error))
 
@@ -132,15 +209,34 @@ class ServedSession:
         try:
             while self._pending:
                 answers, self._answers = self._answers, pb.SessionResponse()
+                count, self._gathered = self._gathered, 0
+                size, self._gathered_bytes = self._gathered_bytes, 0
                 self._pending = False
-                await self._context.write(answers)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            # The client went away. To it, what it had under way is unknown, which is the truth.
-            log.debug("answers not delivered", exc_info=error)
+                if not count:
+                    continue
+                message = answers.SerializeToString()
+                del answers
+                # From here on the message is counted, and not what it was made of.
+                self._committer.unread.add(self._caller.client, -size)
+                try:
+                    await self._outlet.write(message)
+                finally:
+                    self._unread -= size
+                    self._unanswered -= count
+                    self._answered.set()
         finally:
             self._writing = False
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended a session whose answers could not be written, or that met a bug."""
+    for kind in (SlowReader, ReaderGone):
+        if group.subgroup(kind) is not None:
+            return kind()
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return unexpected(first) if isinstance(first, Exception) else first
 
 
 def unexpected(error: Exception) -> Indeterminate:

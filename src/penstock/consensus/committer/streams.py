@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.hub import Buffer, Hub, waited
+from penstock.consensus.committer.hub import REORDER_S, Buffer, Hub, waited
 from penstock.consensus.committer.metrics import CommitterMetrics
+from penstock.consensus.committer.unread import Held, Unread
 from penstock.consensus.store import (
     SCAN_ALL,
     CaughtUp,
@@ -39,13 +40,6 @@ from penstock.consensus.store import (
 from penstock.servicekit.logs import fields
 
 log = logging.getLogger("penstock.consensus.committer")
-
-REORDER_S = 0.05
-"""How long a missing neighbour may take before it is looked for in the store.
-
-Two transactions that run at once may be heard of in either order; a commit of another committer is
-not heard of at all.
-"""
 
 _LASTING = frozenset({ErrorKind.UNDEFINED_TABLE, ErrorKind.STORE_RESET})
 
@@ -71,20 +65,27 @@ class Streams:
         metrics: CommitterMetrics,
         options: StreamOptions,
         incarnation: bytes,
+        *,
+        unread: Unread,
+        catch_ups_max: int,
     ) -> None:
         self._hub = hub
         self._metrics = metrics
         self._options = options
         self._incarnation = incarnation
+        self._unread = unread
+        self._catch_ups = asyncio.Semaphore(catch_ups_max)
 
     # ----------------------------------------------------------------------------- subscribe
 
-    async def subscribe(self, key: str, from_: int) -> AsyncGenerator[SubscribeEvent, None]:
+    async def subscribe(
+        self, key: str, from_: int, client: str | None
+    ) -> AsyncGenerator[SubscribeEvent, None]:
         """Entries of one key from `from_` on; see `Consensus.subscribe`."""
         loop = asyncio.get_running_loop()
         next_ = from_
         with self._hub.subscriber(key) as buffer:
-            async with contextlib.aclosing(self._follow(key, from_, buffer)) as events:
+            async with contextlib.aclosing(self._follow(key, from_, buffer, client)) as events:
                 async for event in events:
                     if isinstance(event, Entry):
                         if event.data.seqno != next_:
@@ -103,7 +104,7 @@ class Streams:
                         return
 
     async def _follow(
-        self, key: str, from_: int, buffer: Buffer
+        self, key: str, from_: int, buffer: Buffer, client: str | None
     ) -> AsyncGenerator[SubscribeEvent, None]:
         loop = asyncio.get_running_loop()
         next_ = from_
@@ -125,17 +126,21 @@ class Streams:
                 patience_ends = None
                 more = True
                 while more:
-                    page = await self._persistently(
-                        partial(self._hub.backend.scan, key, next_, SCAN_ALL, bytes_max=PAGE_BYTES)
+                    read = partial(
+                        self._hub.backend.scan, key, next_, SCAN_ALL, bytes_max=PAGE_BYTES
                     )
-                    if page.entries and page.entries[0].seqno > next_:
-                        floor, last = await self._bounds(key)
-                        yield Resync(floor=floor, head=last, reason=ResyncReason.TRUNCATED)
-                        return
-                    for entry in page.entries:
-                        yield Entry(entry)
-                        next_ = entry.seqno + 1
-                    more = page.more
+                    async with self._page(client) as held:
+                        page = await self._catching_up(read)
+                        held.resize(sum(len(entry.data) for entry in page.entries))
+                        if page.entries and page.entries[0].seqno > next_:
+                            floor, last = await self._bounds(key)
+                            yield Resync(floor=floor, head=last, reason=ResyncReason.TRUNCATED)
+                            return
+                        for entry in page.entries:
+                            yield Entry(entry)
+                            next_ = entry.seqno + 1
+                        more = page.more
+                    del page
                 if next_ > from_:
                     head = next_ - 1
                 else:
@@ -161,6 +166,7 @@ class Streams:
             early.update((e.seqno, e) for e in buffer.take() if e.seqno >= next_)
             delivered = False
             while (found := early.pop(next_, None)) is not None:
+                await self._unread.room(client)
                 yield Entry(found)
                 head = found.seqno
                 next_ += 1
@@ -179,7 +185,9 @@ class Streams:
 
     # --------------------------------------------------------------------------------- watch
 
-    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchEvent, None]:
+    async def watch(
+        self, prefix: str, from_revision: int, client: str | None
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Entries under a prefix in revision order; see `Consensus.watch`.
 
         `last` is everything there is to know about the stream. It only ever moves to a revision
@@ -200,6 +208,7 @@ class Streams:
                     while entries is not None:
                         last += 1
                         if wanted := tuple(e for e in entries if e[0].startswith(prefix)):
+                            await self._unread.room(client)
                             yield Entries(last, wanted)
                         entries = hub.tail.get(last + 1)
                     yield Progress(last)
@@ -208,7 +217,7 @@ class Streams:
                     if loop.time() < patience_ends:
                         await waited(wake, patience_ends - loop.time())
                         continue
-                    async with contextlib.aclosing(self._read(prefix, last)) as pages:
+                    async with contextlib.aclosing(self._read(prefix, last, client)) as pages:
                         async for event, upto in pages:
                             last = max(last, upto)
                             yield event
@@ -218,31 +227,51 @@ class Streams:
                 else:
                     patience_ends = loop.time() + REORDER_S
 
-    async def _read(self, prefix: str, after: int) -> AsyncGenerator[tuple[WatchEvent, int], None]:
+    async def _read(
+        self, prefix: str, after: int, client: str | None
+    ) -> AsyncGenerator[tuple[WatchEvent, int], None]:
         """What the store has after a revision; each event with the revision it completes."""
         more = True
         last = after
         while more:
-            page = await self._persistently(partial(self._hub.backend.entries_since, prefix, last))
-            if page.lost:
-                revision, heads = await self._persistently(
-                    partial(self._hub.backend.heads_under, prefix)
+            async with self._page(client) as held:
+                page = await self._catching_up(
+                    partial(self._hub.backend.entries_since, prefix, last)
                 )
-                self._metrics.subscribe_resync.labels(ResyncReason.TRUNCATED.name).add()
-                last = max(last, revision)
-                event = WatchResync(revision=last, heads=heads, reason=ResyncReason.TRUNCATED)
-                yield event, last
+                held.resize(sum(len(entry.data) for _, entry in page.entries))
+                if page.lost:
+                    revision, heads = await self._persistently(
+                        partial(self._hub.backend.heads_under, prefix)
+                    )
+                    self._metrics.subscribe_resync.labels(ResyncReason.TRUNCATED.name).add()
+                    last = max(last, revision)
+                    event = WatchResync(revision=last, heads=heads, reason=ResyncReason.TRUNCATED)
+                    yield event, last
+                    yield Progress(last), last
+                    return
+                start = 0
+                for index in range(1, len(page.entries) + 1):
+                    revision = page.entries[start][1].revision
+                    if index == len(page.entries) or page.entries[index][1].revision != revision:
+                        yield Entries(revision, page.entries[start:index]), revision
+                        start = index
+                last = max(last, page.upto)
                 yield Progress(last), last
-                return
-            start = 0
-            for index in range(1, len(page.entries) + 1):
-                revision = page.entries[start][1].revision
-                if index == len(page.entries) or page.entries[index][1].revision != revision:
-                    yield Entries(revision, page.entries[start:index]), revision
-                    start = index
-            last = max(last, page.upto)
-            yield Progress(last), last
-            more = page.more
+                more = page.more
+            del page
+
+    @contextlib.asynccontextmanager
+    async def _page(self, client: str | None) -> AsyncIterator[Held]:
+        """Room for a page of the store, until all of it is delivered: a client that does not read
+        holds what it was given, and not as much as it has streams."""
+        await self._unread.room(client)
+        with self._unread.held(client, PAGE_BYTES) as held:
+            yield held
+
+    async def _catching_up(self, read: Callable[[], Awaitable[T]]) -> T:
+        """A page of the store; few streams read at once, so that others get at it, too."""
+        async with self._catch_ups:
+            return await self._persistently(read)
 
     # ------------------------------------------------------------------------------- outages
 

@@ -7,7 +7,10 @@ nothing about a failed call is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from penstock.consensus.backend import LivePage
 from penstock.consensus.committer.grpcio import aio, grpc
@@ -41,9 +44,22 @@ DETERMINATE = "determinate"
 RETRY_TRAILER = "retry-after-ms"
 CLIENT_METADATA = "penstock-client-id"
 
+ADMITTED = (("penstock-batch", "admitted"),)
+"""The initial metadata of a batch whose first part was admitted. Until it has come, the client
+sends no other: whoever sends while the server refuses is told that sending failed, not why."""
+
+PART_BYTES = 512 << 10
+"""A message ends when it has this much, so that with keys and what is added last it stays below
+`MESSAGE_BYTES`."""
+
+CALL_ELEMENTS = 1_000
+CALL_BYTES = 4 << 20
+"""What a client puts into one batch of independent elements; a larger one alone is a call, too."""
+
 COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
-    # No limit on either side, in either direction: one that is met turns into a retry of the same
-    # too large message for ever (R8, B11). The cap on an entry is ours, and says so.
+    # No limit of gRPC's own on what a client sends or receives: one that is met turns into a retry
+    # of the same too large message for ever (R8, B11). Clients send parts, and the cap on an entry
+    # is ours, and says so.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # Find out about a dead peer within 15 s, also between calls.
@@ -64,6 +80,18 @@ _KIND_OF_STATUS = {status: kind for kind, status in STATUS.items()} | {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorKind.TIMEOUT,
     grpc.StatusCode.INTERNAL: ErrorKind.INTERNAL,
 }
+
+
+M = TypeVar("M", bound=Message)
+
+
+def decoded(data: bytes, message: type[M]) -> M:
+    """A message as it was sent; what is none is the sender's mistake."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        what = f"the request is no {message.DESCRIPTOR.name} of this protocol"
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, what) from error
 
 
 # --------------------------------------------------------------------------------------- entries
@@ -88,8 +116,81 @@ def from_item(message: pb.CasItem | pb.CasRequest) -> tuple[str, VersionedData]:
     return message.key, VersionedData(message.new.seqno, message.new.data)
 
 
-def from_items(messages: Sequence[pb.CasItem]) -> list[tuple[str, VersionedData]]:
-    return [from_item(message) for message in messages]
+def to_parts(
+    batch: Sequence[tuple[str, VersionedData]], part_bytes: int = PART_BYTES
+) -> Iterator[pb.CasBatchRequest]:
+    """The messages that carry a batch."""
+    part = pb.CasBatchRequest(bytes=sum(len(new.data) for _, new in batch))
+    size = 0
+    for key, new in batch:
+        for at in range(0, max(1, len(new.data)), part_bytes):
+            if size >= part_bytes:
+                part.more = True
+                yield part
+                part, size = pb.CasBatchRequest(), 0
+            data = new.data[at : at + part_bytes] if len(new.data) > part_bytes else new.data
+            if at == 0:
+                item = pb.CasItem(key=key, new=pb.Versioned(seqno=new.seqno, data=data))
+            else:
+                item = pb.CasItem(new=pb.Versioned(data=data), continued=True)
+            part.items.append(item)
+            size += len(key) + len(data)
+    yield part
+
+
+def to_calls(
+    batch: Sequence[tuple[str, VersionedData]],
+) -> Iterator[Sequence[tuple[str, VersionedData]]]:
+    """`batch` in order, in pieces that each fit into one call."""
+    start = size = 0
+    for index, (_, new) in enumerate(batch):
+        full = index - start >= CALL_ELEMENTS or size + len(new.data) > CALL_BYTES
+        if index > start and full:
+            yield batch[start:index]
+            start, size = index, 0
+        size += len(new.data)
+    if start < len(batch):
+        yield batch[start:]
+
+
+class Assembly:
+    """One batch in the making, from its parts."""
+
+    def __init__(self, *, elements_max: int, bytes_max: int) -> None:
+        self._elements_max = elements_max
+        self._bytes_max = bytes_max
+        self._batch: list[tuple[str, int, list[bytes]]] = []
+        self._left: int | None = None
+
+    def add(self, part: pb.CasBatchRequest) -> None:
+        """Take in a part, unless the batch passes its limits, or what its first part has said."""
+        whole = self._left is None and not part.more
+        if self._left is None:
+            self._left = part.bytes
+            if part.bytes > self._bytes_max:
+                what = f"the batch has {part.bytes} bytes, {self._bytes_max} is the limit"
+                raise Determinate(ErrorKind.TOO_LARGE, what)
+        if len(self._batch) + len(part.items) > self._elements_max:
+            count = len(self._batch) + len(part.items)
+            what = f"the batch has {count} operations or more, {self._elements_max} is the limit"
+            raise Determinate(ErrorKind.TOO_LARGE, what)
+        for item in part.items:
+            data = item.new.data
+            self._left -= len(data)
+            if item.continued and self._batch:
+                self._batch[-1][2].append(data)
+            else:
+                key, new = from_item(item)
+                self._batch.append((key, new.seqno, [data]))
+        if not whole and self._left < 0:
+            what = "the batch has more bytes than its first part said"
+            raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+
+    def batch(self) -> list[tuple[str, VersionedData]]:
+        return [
+            (key, VersionedData(seqno, data[0] if len(data) == 1 else b"".join(data)))
+            for key, seqno, data in self._batch
+        ]
 
 
 def to_snapshot_request(prefix: str, behind: Behind) -> pb.SnapshotRequest:

@@ -91,20 +91,26 @@ class CasResponse(_message.Message):
     def __init__(self, ok: _Optional[_Union[CasOk, _Mapping]] = ..., err: _Optional[_Union[OpError, _Mapping]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class CasItem(_message.Message):
-    __slots__ = ("key", "new")
+    __slots__ = ("key", "new", "continued")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NEW_FIELD_NUMBER: _ClassVar[int]
+    CONTINUED_FIELD_NUMBER: _ClassVar[int]
     key: str
     new: Versioned
-    def __init__(self, key: _Optional[str] = ..., new: _Optional[_Union[Versioned, _Mapping]] = ...) -> None: ...
+    continued: bool
+    def __init__(self, key: _Optional[str] = ..., new: _Optional[_Union[Versioned, _Mapping]] = ..., continued: _Optional[bool] = ...) -> None: ...
 
 class CasBatchRequest(_message.Message):
-    __slots__ = ("items", "expect_incarnation")
+    __slots__ = ("items", "more", "bytes", "expect_incarnation")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPECT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[CasItem]
+    more: bool
+    bytes: int
     expect_incarnation: bytes
-    def __init__(self, items: _Optional[_Iterable[_Union[CasItem, _Mapping]]] = ..., expect_incarnation: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, items: _Optional[_Iterable[_Union[CasItem, _Mapping]]] = ..., more: _Optional[bool] = ..., bytes: _Optional[int] = ..., expect_incarnation: _Optional[bytes] = ...) -> None: ...
 
 class CasOutcome(_message.Message):
     __slots__ = ("ok", "err")
