@@ -76,7 +76,7 @@ def test_what_does_not_exist_is_found() -> None:
 
 def test_the_manual_of_the_committer_names_all_of_its_flags_and_no_other() -> None:
     text = (ROOT / "docs" / "persistd.md").read_text()
-    table = text.split("## Flags")[1].split("\n## ")[0]
+    table = "".join(text.split(f"## {name}")[1].split("\n## ")[0] for name in ("Flags", "Limits"))
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `--")]
     named = {flag for row in rows for flag in re.findall(r"--[a-z][a-z-]*", row)}
     named |= {f"--no-{flag[2:]}" for flag in named if f"--{flag[2:]}/--no" in table}

@@ -50,7 +50,7 @@ from penstock.journal.state import Blob, Fragment, Record
 
 MARK: Final = "=store"
 _CLAIMS: Final = "=claim"
-_TURNS_KEY: Final = "blobs/turns"
+TURNS_KEY: Final = "blobs/turns"
 _VERSION: Final = 1
 
 RECHECK_S: Final = 60
@@ -221,13 +221,18 @@ class Ownership:
         return True
 
     async def _unknown(self) -> str | None:
-        """Why a store without a mark must not become ours; None if it may."""
+        """Why a store without a mark must not become ours; None if it may.
+
+        A token of one prefix cannot ask what journals name. It may take a place that is empty.
+        """
         try:
             named = await _some_named(self._journals)
         except ConsensusError as error:
             if error.kind is not ErrorKind.PERMISSION_DENIED:
                 raise
-            return "it has no mark yet, and this token may not read all journals to tell"
+            if not await asyncio.to_thread(_has_objects, self._blobs):
+                return None
+            return "it has objects and no mark, and this token may not read all journals to tell"
         if named:
             for path in named:
                 if await asyncio.to_thread(self._blobs.exists, path):
@@ -310,7 +315,7 @@ def _put_first_mark(blobs: BlobStore, store: str) -> None:
 async def _turns(store: Consensus) -> set[str] | None:
     """The turns that a consensus store has taken; None if whoever asks may not know."""
     try:
-        return {entry.data.decode() for entry in await store.scan(_TURNS_KEY, 0)}
+        return {entry.data.decode() for entry in await store.scan(TURNS_KEY, 0)}
     except ConsensusError as error:
         if error.kind is ErrorKind.PERMISSION_DENIED:
             return None
@@ -320,17 +325,17 @@ async def _turns(store: Consensus) -> set[str] | None:
 async def _record_turn(store: Consensus, turn: str) -> None:
     """Append a turn to those of a consensus store; there may be others that do so as well."""
     while True:
-        entries = await store.scan(_TURNS_KEY, 0)
+        entries = await store.scan(TURNS_KEY, 0)
         if any(entry.data == turn.encode() for entry in entries):
             return
         seqno = entries[-1].seqno + 1 if entries else 0
         try:
-            result = await store.compare_and_set(_TURNS_KEY, VersionedData(seqno, turn.encode()))
+            result = await store.compare_and_set(TURNS_KEY, VersionedData(seqno, turn.encode()))
         except Indeterminate:
-            if not any(e.data == turn.encode() for e in await store.scan(_TURNS_KEY, seqno)):
+            if not any(e.data == turn.encode() for e in await store.scan(TURNS_KEY, seqno)):
                 raise
             return
         if result is CasResult.COMMITTED:
             if len(entries) >= 2 * TURNS_KEPT:
-                await store.truncate(_TURNS_KEY, seqno - TURNS_KEPT)
+                await store.truncate(TURNS_KEY, seqno - TURNS_KEPT)
             return

@@ -36,7 +36,7 @@ from penstock.servicekit.logs import fields
 log = logging.getLogger("penstock.consensus.committer")
 
 JOURNALS: Final = "journal/"
-COMMONS: Final = ("catalog/main", "schema/", LIVENESS_KEY)
+COMMONS: Final = ("catalog/main", "schema/", "blobs/turns", LIVENESS_KEY)
 """Keys, and prefixes of keys, that whoever has a prefix of journals may read."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

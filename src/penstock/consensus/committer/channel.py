@@ -55,7 +55,7 @@ def authorization(address: CommitterAddress) -> tuple[tuple[str, str], ...]:
     if not _TOKEN.fullmatch(token.strip()):
         raise UserError(
             f"there is no token in {address.token_file}",
-            why="a token is one line of printable ASCII without spaces",
+            why="a token is one line of printable ASCII",
             fix="write the token into it, and nothing else",
         )
     text = token.strip().decode("ascii")
