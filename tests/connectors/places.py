@@ -145,7 +145,7 @@ def start(
     last: Run | None = None,
     name: str = "acme/views",
     renamed_from: str | None = None,
-    resumed: bool = False,
+    resumed: bool | None = None,
     **config: Any,  # noqa: ANN401 - any JSON value
 ) -> Run:
     """Build, apply and open; whoever made the place closes it."""

@@ -445,7 +445,7 @@ def test_the_checkpoint_is_that_of_the_last_commit(place: Place) -> None:
 
 def test_checkpoints_of_tasks_are_apart(place: Place) -> None:
     one = start(place, PAIR[0], name="acme/one")
-    two = start(place, PAIR[1], name="acme/two", epoch=9)
+    two = start(place, PAIR[1], name="acme/two", epoch=9, resumed=False)
     one.commit([], b"one")
     two.commit([], b"two")
     again = start(place, PAIR[0], name="acme/one", epoch=2)
@@ -474,7 +474,7 @@ def test_an_older_session_changes_nothing(place: Place) -> None:
 
 
 def test_an_older_session_applies_nothing(place: Place) -> None:
-    start(place, COUNTED, epoch=2).close()
+    start(place, COUNTED, epoch=2, resumed=False).close()
     more = Bind(schema=merging(other={"type": "integer"}))
     with pytest.raises(FencedEndpoint):
         start(place, more, epoch=1)
@@ -539,7 +539,8 @@ def test_applying_again_changes_nothing(place: Place) -> None:
     run.transaction([{"k": 1, "n": 1}], [{"k": 2, "n": 2}])
     before = (place.columns("one"), place.rows("one"), place.rows("two"))
     for last in (None, run.built.task):
-        applied = run.built.connector.apply(run.built.task, last, None, epoch=1)
+        task = run.built.resumed(frozenset({0, 1})).task
+        applied = run.built.connector.apply(task, last, None, epoch=1)
         assert applied.description == ""
     assert (place.columns("one"), place.rows("one"), place.rows("two")) == before
 

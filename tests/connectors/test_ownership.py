@@ -229,7 +229,7 @@ def test_who_drops_a_table_gives_it_away(place: Place) -> None:
 
 
 def test_a_task_goes_on_under_another_name(place: Place) -> None:
-    sleepy = start(place, SUMS, epoch=5)
+    sleepy = start(place, SUMS, epoch=5, resumed=False)
     sleepy.transaction([{"k": 1, "n": 1}])
     staged = sleepy.stage([{"k": 1, "n": 100}])
     new = start(place, SUMS, name="acme/new", renamed_from="acme/views", last=sleepy)

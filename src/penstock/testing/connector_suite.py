@@ -110,18 +110,19 @@ class Run:
         epoch: int,
         last: Built | None = None,
         state: Json = None,
-        resumed: bool = False,
+        resumed: bool | None = None,
     ) -> Run:
         """Apply and open, as a leader does.
 
-        What has the same state key as in `last` goes on, or everything if it is `resumed`. Without
-        `last` everything goes on, but in the first epoch.
+        Everything goes on that was stored before, or nothing, if `resumed` says so. Else what has
+        the same state key as in `last` does; without `last` everything, but in the first epoch.
         """
         before = None if last is None else last.task
         known = frozenset(
             target.binding
             for target in what.task.targets
-            if resumed or (epoch > 1 if before is None else _had(before, target.state_key))
+            if resumed
+            or (resumed is None and (_had(before, target.state_key) if before else epoch > 1))
         )
         what = what.resumed(known)
         what.connector.apply(what.task, before, state, epoch=epoch)
