@@ -211,6 +211,7 @@ class Penstock:
             [Mapped(spec=spec)],
             producer=Producer.from_random(os.urandom(6)),
             now=wall_clock.now,
+            ownership=self._ownership,
         )
         intake = Intake(compiled(spec.write_schema.text), salt=salt)
         try:

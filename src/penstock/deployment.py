@@ -30,6 +30,7 @@ def check_not_lost(settings: Settings) -> None:
             "the consensus store is missing, but the blob store has objects",
             where=str(sqlite_path(settings.consensus)),
             why=f"they are in {blobs}; without the consensus store nobody can tell what they are",
-            fix="restore it from a backup; or check --data, --consensus and --blob; a new "
-            "deployment needs a blob store, or a prefix, of its own",
+            fix="restore it from a backup; or check --data, --consensus and --blob. A new "
+            "deployment needs a blob store, or a prefix, of its own; to start over here, remove "
+            "the objects",
         )

@@ -119,7 +119,7 @@ class Busy:
     """A deployment that is appended to, compacted and collected, all the time."""
 
     def __init__(self, data: Path, consensus: str | None = None) -> None:
-        self.acknowledged = 0
+        self.acknowledged = self.quarantined = 0
         self._open = lambda: penstock.open(data, consensus=consensus)
         self._stop = threading.Event()
         options = ["--data", str(data), *(["--consensus", consensus] if consensus else [])]
@@ -144,7 +144,7 @@ class Busy:
                 each.result()
 
     def reached(self, count: int) -> None:
-        while self.acknowledged < count and not self._stop.is_set():
+        while not self._stop.is_set() and (self.acknowledged < count or not self.quarantined):
             time.sleep(0.01)
 
     def _repeat(self, work: Callable[[], object]) -> None:
@@ -159,14 +159,15 @@ class Busy:
         self.acknowledged += 1
 
     def _tidy(self) -> None:
-        for arguments in (["compact"], ["gc", "--grace", "2h"]):
+        """Compact and collect as if hours had passed: also what is about to be named is garbage."""
+        blobs = self._data / "blobs"
+        for file in [*(blobs / "acme").rglob("*.parquet"), *(blobs / "=replaced").rglob("*")]:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(file, (time.time() - 3 * 3600,) * 2)
+        for arguments in (["compact"], ["gc", "--grace", "2h", "--json"]):
             done = CliRunner().invoke(app, [*arguments, *self._options])
             assert done.exit_code == 0, done.stderr
-        # What compaction replaced is garbage at once, as if hours had passed.
-        for file in (self._data / "blobs").rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                if "=" not in file.name and file.suffix == ".parquet" and "compacted" in file.name:
-                    os.utime(file, (time.time() - 7200 * 1.5,) * 2)
+        self.quarantined += len(json.loads(done.stdout)["quarantined"])
 
 
 def backed_up(here: Path, busy: Busy, heading: str, **variables: str | Path) -> int:
@@ -176,6 +177,7 @@ def backed_up(here: Path, busy: Busy, heading: str, **variables: str | Path) -> 
     (here / "backup").mkdir()
     do(heading, here, DATA=here / "data", BACKUP=here / "backup", **variables)
     busy.reached(busy.acknowledged + 10)
+    assert busy.quarantined, "garbage was collected beside it"
     return before
 
 

@@ -32,6 +32,8 @@ from penstock.journal.ownership import (
     _put_first_mark,
     read_mark,
 )
+from penstock.journal.sealing import seal, seal_if_long
+from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.testing.s3 import running_s3
 
 A, B = "a" * 32, "b" * 32
@@ -321,3 +323,24 @@ async def test_a_turn_that_was_recorded_and_never_marked_does_no_harm(tmp_path: 
         assert done is CasResult.COMMITTED
         await Ownership(here.journals, here.blobs).check()
         await Ownership(here.journals, here.blobs).take_turn()
+
+
+async def test_pages_and_compacted_objects_are_not_written_under_a_foreign_mark(
+    tmp_path: Path,
+) -> None:
+    one = "acme/orders/region=eu/pivot=00"
+    async with world(tmp_path) as here:
+        for n in range(6):
+            publisher = here.publisher()
+            await publisher.publish(0, batch([{"id": n, "region": "eu"}]))
+            await publisher.commit_now()
+        records = (await here.journals.load(one)).records
+        here.blobs.replace(MARK, b'{"version":1,"store":"%s"}' % B.encode())
+        options = CompactionOptions(inputs_min=2)
+        with pytest.raises(ForeignBlobs, match="marked"):
+            await seal(here.journals, here.blobs, one, records[:4])
+        with pytest.raises(ForeignBlobs, match="marked"):
+            await compact_all(here.journals, here.blobs, here.schemas, options=options)
+        await seal_if_long(here.journals, here.blobs, one, 2)  # which is told, and no more
+        assert [info.path for info in here.blobs.list()] == [MARK]
+        assert len((await here.read())[one]) == 6

@@ -128,7 +128,8 @@ def own(found: Iterable[BlobInfo]) -> Iterator[BlobInfo]:
 
 def is_used(blobs: BlobStore) -> bool:
     """Whether anybody has written objects here, or begun to."""
-    return any(info.path == MARK or _OBJECT.fullmatch(info.path) for info in blobs.list())
+    listed = list(blobs.list())
+    return any(info.path == MARK for info in listed) or any(True for _ in own(listed))
 
 
 def paths_of(records: Iterable[Record]) -> Iterator[str]:
@@ -238,7 +239,7 @@ class Ownership:
                 if await asyncio.to_thread(self._blobs.exists, path):
                     return None
             return "it has none of the objects that the journals name"
-        if await asyncio.to_thread(_has_objects, self._blobs):
+        if await asyncio.to_thread(is_used, self._blobs):
             return "it has objects, and the journals name none of them"
         return None
 
@@ -253,10 +254,6 @@ async def _some_named(journals: Journals) -> list[str]:
         if len(found) >= NAMED_TRIED:
             break
     return found
-
-
-def _has_objects(blobs: BlobStore) -> bool:
-    return any(True for _ in own(blobs.list()))
 
 
 def _foreign(blobs: BlobStore, why: str) -> ForeignBlobs:

@@ -234,11 +234,12 @@ class Publisher:
         producer: Producer,
         now: Callable[[], Clock],
         options: Options = Options(),  # noqa: B008 - frozen
+        ownership: Ownership | None = None,
     ) -> None:
         self.producer = producer
         self._journals = journals
         self._blobs = blobs
-        self._ownership = Ownership(journals, blobs)
+        self._ownership = ownership or Ownership(journals, blobs)
         self._schemas = schemas
         self._bindings = tuple(bindings)
         self._now = now
