@@ -231,20 +231,21 @@ def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
         pytest.param(("persistd", "--listen", "127.0.0.1:0", "--admin-port", "0"), id="persistd"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_without_an_end_ends_when_it_is_stopped(
-    tmp_path: Path, arguments: tuple[str, ...], number: int
+    tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     catalog(tmp_path, "sqlite", {"path": "views.db"})
     done(tmp_path, "apply", "catalog.yaml")
     if arguments[0] == "persistd":
         arguments = (*arguments, "--consensus", "sqlite:///other.db")
-    command = Command(tmp_path, *arguments, stdin=subprocess.PIPE)
-    time.sleep(4)  # it does whatever it does; a stop may come at any moment
-    assert command.process.poll() is None, command.said
-    command.stopped(number)
-    assert "Traceback" not in command.said
-    assert "Fatal" not in command.said
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    commands = [Command(tmp_path, *arguments, stdin=subprocess.PIPE) for _ in numbers]
+    time.sleep(4)  # they do whatever they do; a stop may come at any moment
+    for command, number in zip(commands, numbers, strict=True):
+        assert command.process.poll() is None, command.said
+        command.stopped(number)
+        assert "Traceback" not in command.said
+        assert "Fatal" not in command.said
 
 
 def children(pid: int) -> list[int]:
