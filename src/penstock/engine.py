@@ -96,6 +96,7 @@ class EngineOptions:
 
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
     """Build the process's SparkSession, or return the one it already has."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -114,14 +115,20 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / "spark.log"
-    builder = SparkSession.builder.master(options.master).appName(options.app_name)
-    defaults = {**_DEFAULTS, **_parallelism(options.master), **_protection(options.master)}
-    for key, value in {**defaults, **_java_options(options, class_archive(java)), **_FIXED}.items():
-        builder = builder.config(key, value)
+    settings = {
+        "spark.master": options.master,
+        "spark.app.name": options.app_name,
+        **_DEFAULTS,
+        **_parallelism(options.master),
+        **_protection(options.master),
+        **_java_options(options, class_archive(java)),
+        **_FIXED,
+    }
     try:
-        with _environment(environment), _standard_error_to(log):
-            spark = builder.getOrCreate()
-    except (PySparkException, OSError, RuntimeError) as e:
+        with _environment(environment):
+            _launch(settings, log)
+            spark = SparkSession.builder.config(map=dict(settings)).getOrCreate()
+    except (PySparkException, Py4JError, OSError, RuntimeError) as e:
         raise Unavailable(
             "Spark did not start",
             where=f"master {options.master}",
@@ -268,18 +275,20 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _standard_error_to(log: Path) -> Iterator[None]:
-    """Give the JVM, which inherits it for life, a file as standard error: terminals stay ours."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
+def _launch(settings: Mapping[str, str], log: Path) -> None:
+    """Start the JVM, with a file as its standard error: terminals stay ours.
+
+    Starting a session in it may take longer, and what is said meanwhile is to be seen.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:  # noqa: SLF001 - pyspark has no public way to start its JVM
+        launch: Any = launch_gateway  # it has no types
+        conf = SparkConf().setAll(list(settings.items()))
         with log.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+            gateway = launch(conf, popen_kwargs={"stderr": file})
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
 
 
 def _zip_package(directory: Path) -> Path:

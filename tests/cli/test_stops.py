@@ -231,20 +231,54 @@ def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
         pytest.param(("persistd", "--listen", "127.0.0.1:0", "--admin-port", "0"), id="persistd"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_without_an_end_ends_when_it_is_stopped(
-    tmp_path: Path, arguments: tuple[str, ...], number: int
+    tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     catalog(tmp_path, "sqlite", {"path": "views.db"})
     done(tmp_path, "apply", "catalog.yaml")
     if arguments[0] == "persistd":
         arguments = (*arguments, "--consensus", "sqlite:///other.db")
-    command = Command(tmp_path, *arguments, stdin=subprocess.PIPE)
-    time.sleep(4)  # it does whatever it does; a stop may come at any moment
-    assert command.process.poll() is None, command.said
-    command.stopped(number)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    commands = [Command(tmp_path, *arguments, stdin=subprocess.PIPE) for _ in numbers]
+    time.sleep(4)  # they do whatever they do; a stop may come at any moment
+    for command, number in zip(commands, numbers, strict=True):
+        assert command.process.poll() is None, command.said
+        command.stopped(number)
+        assert "Traceback" not in command.said
+        assert "Fatal" not in command.said
+
+
+def children(pid: int) -> list[int]:
+    """Of a process: its JVM, which it starts by way of a shell."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = each.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(each.parent.name))
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("master", ["local[1]", "spark://127.0.0.1:1"])
+def test_a_run_that_starts_spark_ends_soon_after_a_stop(tmp_path: Path, master: str) -> None:
+    """One that is here, and one that nobody serves, which Spark looks for during a minute."""
+    catalog(tmp_path, "sqlite", {"path": "views.db"})
+    done(tmp_path, "apply", "catalog.yaml")
+    done(tmp_path, "append", "acme/events", stdin=b'{"account": 1}')
+    command = Command(tmp_path, "run", "--master", master)
+    deadline = time.monotonic() + 60
+    while not (started := children(command.process.pid)):
+        assert time.monotonic() < deadline, command.said
+        time.sleep(0.05)
+    if master.startswith("spark:"):
+        command.until_it_says("acme/views waits for Spark to start")
+    command.stopped()
     assert "Traceback" not in command.said
-    assert "Fatal" not in command.said
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, "the JVM goes with its process"
+        time.sleep(0.1)
 
 
 def test_a_run_from_python_can_be_interrupted(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ async def _answering(
         async with asyncio.timeout_at(until):
             yield
     except TimeoutError:
+        stops.ends_with(1)
         raise Unavailable(
             f"the consensus store did not answer within {limit_s:g} s, and nothing was run",
             where=mask_url(settings.consensus),

@@ -18,6 +18,7 @@ import os
 import queue
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -165,21 +166,27 @@ class SqliteBackend:
     @classmethod
     async def open(cls, path: Path) -> SqliteBackend:
         """Open `path`, creating the file, its directory and its tables where missing."""
-        return await asyncio.to_thread(cls._open, path)
+        given_up = threading.Event()
+        try:
+            return await asyncio.to_thread(cls._open, path, given_up)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     @classmethod
-    def _open(cls, path: Path) -> SqliteBackend:
+    def _open(cls, path: Path, given_up: threading.Event) -> SqliteBackend:
         path = path.absolute()
         refuse_network_filesystem(path, _mounts())
         with contextlib.ExitStack() as opened:
 
             def connect(*, readonly: bool) -> sqlite3.Connection:
-                return opened.enter_context(contextlib.closing(_connect(path, readonly=readonly)))
+                made = _connect(path, readonly=readonly, given_up=given_up)
+                return opened.enter_context(contextlib.closing(made))
 
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 writer = connect(readonly=False)
-                incarnation = _create_schema(writer)
+                incarnation = _create_schema(writer, given_up)
                 readers = [connect(readonly=True) for _ in range(READERS)]
                 backend = cls(path, incarnation, writer, readers)
             except (sqlite3.Error, OSError) as error:
@@ -460,7 +467,9 @@ _FIXES = {
 }
 
 
-def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
+def _connect(
+    path: Path, *, readonly: bool, given_up: threading.Event | None = None
+) -> sqlite3.Connection:
     mode = "ro" if readonly else "rwc"
     db = sqlite3.connect(
         f"{path.as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
@@ -468,32 +477,33 @@ def _connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
     db.execute(f"PRAGMA busy_timeout = {BUSY_STEP_MS}")
     db.execute("PRAGMA temp_store = MEMORY")
     if not readonly:
-        _patiently(lambda: db.execute("PRAGMA journal_mode = WAL"))
+        _patiently(lambda: db.execute("PRAGMA journal_mode = WAL"), given_up)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA wal_autocheckpoint = 1000")
     return db
 
 
-def _patiently(work: Callable[[], object]) -> None:
-    """Do what does nothing if another process is in the way, until none is."""
+def _patiently(work: Callable[[], object], given_up: threading.Event | None) -> None:
+    """Do what does nothing if another process is in the way, until none is, or nobody asks."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
             work()
         except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
+            over = time.monotonic() > deadline or (given_up is not None and given_up.is_set())
+            if not _is_busy(error) or over:
                 raise
             time.sleep(0.01)
         else:
             return
 
 
-def _create_schema(db: sqlite3.Connection) -> bytes:
+def _create_schema(db: sqlite3.Connection, given_up: threading.Event) -> bytes:
     """Create what is missing; the incarnation.
 
     An error leaves the transaction to `close`, which rolls it back.
     """
-    _patiently(lambda: db.execute("BEGIN IMMEDIATE"))
+    _patiently(lambda: db.execute("BEGIN IMMEDIATE"), given_up)
     for statement in SCHEMA.split(";")[:-1]:
         db.execute(statement)
     meta = {"incarnation": secrets.token_bytes(16), "schema_version": b"%d" % SCHEMA_VERSION}
