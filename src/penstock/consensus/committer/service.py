@@ -150,7 +150,8 @@ class ConsensusService:
             except ConsensusError as error:
                 await self._abort(error, context)
             except ReaderGone as gone:
-                log.debug("call not answered", exc_info=gone)
+                # To gRPC the call is then cancelled by its client; a status could not be sent.
+                raise asyncio.CancelledError from gone
 
         return admitting
 
@@ -180,6 +181,7 @@ class ConsensusService:
                         serve, lambda: self._receive(context, request), response, principal, client
                     )
                     message = answer.SerializeToString()
+                del answer  # the client may take its time, and one copy is enough
                 await outlet.write(message)
 
         return handle
