@@ -115,7 +115,7 @@ def persistd(
     ] = 4,
     max_unread_bytes: Annotated[
         str, typer.Option("--max-unread-bytes", help="Answers that clients have not read.")
-    ] = "256MiB",
+    ] = "128MiB",
     max_session_unread_bytes: Annotated[
         str, typer.Option("--max-session-unread-bytes", help="Of them, heads of one session.")
     ] = "1MiB",

@@ -26,7 +26,7 @@ from penstock.consensus.committer.channel import bound
 from penstock.consensus.committer.gate import Gate, Revoked
 from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.service import SERVER_OPTIONS
-from penstock.consensus.committer.unread import SlowReader
+from penstock.consensus.committer.unread import ReaderGone, SlowReader
 from penstock.consensus.store import SEQNO_MAX, Determinate
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.names import collection_prefix
@@ -151,12 +151,14 @@ class ShuffleService:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
             except PenstockError as error:
                 await self._tell_failure(stream, error)
-            except SlowReader:
+            except (SlowReader, ReaderGone):
                 raise
             except Exception as error:
                 log.exception("a shuffle session failed unexpectedly")
                 what = f"the session failed: {type(error).__name__}"
                 await self._tell_failure(stream, Bug(what, why="see the service's log"))
+        except ReaderGone as gone:
+            raise asyncio.CancelledError from gone
         except SlowReader:
             log.info("slow reader closed", extra=fields(client=who.name, peer=stream.peer))
             await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
@@ -268,13 +270,14 @@ class _Stream:
         return request if isinstance(request, bytes) else None
 
     async def write(self, response: pb.SessionResponse) -> None:
-        """Send, and wait until the client has taken it; raises `SlowReader` if it does not."""
+        """Send, and wait until the client has taken it; `SlowReader` or `ReaderGone` if not."""
         writing = asyncio.ensure_future(self._context.write(response))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait([writing], timeout=self._slow_s)
         if not done:
             raise SlowReader
-        writing.result()
+        if (error := writing.exception()) is not None:
+            raise ReaderGone from error
 
     def close(self) -> None:
         """Nobody reads any more."""

@@ -172,8 +172,9 @@ async def test_pages_and_events_that_nobody_reads_are_bounded(
         for _ in range(3):
             await asyncio.sleep(0.5)
             await serves(store)
-        # 200 pages of 8 MiB, and what gRPC makes of each, would be some 3 GiB.
-        assert peak_mib(guarded.process.pid) - before < 400
+        # 200 pages of 8 MiB, and what gRPC makes of each, would be some 3 GiB. These two clients
+        # may have half of --max-unread-bytes, ours and gRPC's copy.
+        assert peak_mib(guarded.process.pid) - before < 300
         for call in calls:
             call.cancel()
 

@@ -52,7 +52,7 @@ class Limits:
     """Operations of one batch, in however many messages; a session's message has its window."""
     request_s: float = 30.0
     """How long a message of a call may take to arrive."""
-    unread_bytes_max: int = 256 << 20
+    unread_bytes_max: int = 128 << 20
     """Answers and events that wait for their readers; one client may hold a quarter of them."""
     session_unread_bytes_max: int = 1 << 20
     """Of them, heads that wait in one session: past it, the session answers no further one."""

@@ -146,7 +146,8 @@ class ConsensusService:
             except ConsensusError as error:
                 await self._abort(error, context)
             except ReaderGone as gone:
-                log.debug("call not answered", exc_info=gone)
+                # To gRPC the call is then cancelled by its client; a status could not be sent.
+                raise asyncio.CancelledError from gone
 
         return admitting
 
@@ -176,6 +177,7 @@ class ConsensusService:
                         serve, lambda: self._receive(context, request), response, principal, share
                     )
                     message = answer.SerializeToString()
+                del answer  # the client may take its time, and one copy is enough
                 await outlet.write(message)
 
         return handle
