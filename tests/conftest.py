@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 
 import penstock.consensus.committer.grpcio  # noqa: F401 - its fork handlers off before anyone forks
 
+os.umask(0o022)  # token files that a group may write are refused, whatever the user's habit is
+
 pytest_plugins = ["fix_spark", "fix_postgres"]
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
