@@ -141,6 +141,7 @@ class _Part:
                 commit=delivery.commit,
                 bytes=delivery.bytes,
                 lsn=delivery.lsn,
+                level=delivery.level,
             )
         )
         self.bytes += _DELIVERY_BYTES
@@ -239,6 +240,7 @@ def _delivery_of(message: pb.Delivery, journal: str, rows: Iterable[VisibleRows]
         rows=tuple(rows),
         bytes=message.bytes,
         lsn=message.lsn,
+        level=Clock(message.level),
     )
 
 
