@@ -14,8 +14,10 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from penstock import wall_clock
 from penstock.cli.main import app
 from penstock.connectors.sqlite import Sqlite
+from penstock.model.clock import Clock, duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +79,34 @@ def here(tmp_path: Path, spark: SparkSession) -> Iterator[Path]:
     assert penstock("apply", "catalog.yaml", cwd=tmp_path).exit_code == 0
     yield tmp_path
     spark.catalog.clearCache()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("between", [False, True], ids=["one run", "a run in between"])
+def test_the_last_append_wins_whatever_the_clock_of_its_writer_says(
+    here: Path, monkeypatch: pytest.MonkeyPatch, between: bool
+) -> None:
+    def note(text: str) -> None:
+        line = json.dumps({"account": 1, "amount": 1, "note": text})
+        assert penstock("append", "acme/events", cwd=here, stdin=line).exit_code == 0
+
+    def run() -> None:
+        assert penstock("run", "--task", "acme/views", cwd=here).exit_code == 0
+
+    note("first")
+    if between:
+        run()
+    now = wall_clock.now
+    monkeypatch.setattr(wall_clock, "now", lambda: Clock(now() - duration(3600)))
+    note("an hour behind, and last")
+    monkeypatch.undo()
+    run()
+    assert table(here) == {1: (2, "an hour behind, and last")}
+    read = penstock("read", "acme/events", cwd=here).stdout
+    assert [json.loads(line)["note"] for line in read.splitlines()] == [
+        "first",
+        "an hour behind, and last",
+    ]
 
 
 @pytest.mark.spark

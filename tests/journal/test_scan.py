@@ -17,11 +17,12 @@ from msgspec import structs
 
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import UserError
-from penstock.journal.committed import Committed
+from penstock.journal.committed import Committed, VisibleRows
 from penstock.journal.planning import Scanned
 from penstock.journal.publisher import Mapped
 from penstock.journal.rows import stamped
 from penstock.journal.scan import (
+    INTERVALS_MAX,
     SMALL_BYTES,
     SMALL_MAX,
     NativeScan,
@@ -45,7 +46,7 @@ from penstock.journal.state import (
     apply,
 )
 from penstock.journal.upkeep import CompactionOptions, compact_all
-from penstock.model.clock import Clock, Flag, Producer
+from penstock.model.clock import NEVER, Clock, Flag, Producer
 from penstock.model.runs import Run
 from penstock.model.spec import CollectionSpec, Frozen
 
@@ -229,6 +230,79 @@ def test_every_visible_row_is_read_once_and_no_other(
         else:
             got += shown_rows(piece, rows)
     assert sorted(got) == want
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((ONE, TWO)),
+            st.lists(st.integers(2, 40), min_size=1, max_size=3, unique=True).map(sorted),
+            st.sampled_from("abc"),
+            st.integers(0, 3),
+        ),
+        max_size=9,
+    )
+)
+def test_every_row_of_a_plan_has_the_level_of_what_committed_it(
+    appends: list[tuple[Producer, list[int], str, int]],
+) -> None:
+    """By an expression over stamps, or by piece; rows that came twice are for pieces."""
+    fragments: list[Fragment] = []
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for producer, clocks, path, _ in appends:
+        at = rows.setdefault(path, [])
+        fragments.append(fragment(path, producer, *clocks, row=len(at)))
+        at += [(int(producer), clock) for clock in clocks]
+    records = scanned(*fragments).records
+    visible = tuple(
+        VisibleRows(fragment=record, run=record.runs[0], clock_gt=NEVER, level=Clock(100 * level))
+        for record, (*_, level) in zip(records, appends, strict=True)
+        if isinstance(record, Fragment)
+    )
+    want = sorted(
+        (producer, clock, int(each.level))
+        for each in visible
+        for producer, clock in shown_rows(each, rows)
+    )
+    plan = plan_scan([Scanned(name="j", records=records, visible=visible)])
+    native = plan.native.get("s", NativeScan())
+    assert not native.partly
+    got = [(*row, 0) for path in native.whole for row in rows[path]]
+    for late in native.late:
+        assert any(level for *_, level in late.steps)
+        for row in (row for path in late.paths for row in rows[path]):
+            *_, level = next(step for step in reversed(late.steps) if step[:2] <= row)
+            got.append((*row, level))
+    for piece in plan.rest:
+        if isinstance(piece, Whole):
+            assert isinstance(piece.at, Blob)
+            some = rows[piece.at.path][piece.at.row : piece.at.row + piece.rows]
+            runs = piece.levels or ((piece.rows, 0),)
+            levels = [level for count, level in runs for _ in range(count)]
+            got += [(*row, level) for row, level in zip(some, levels, strict=True)]
+        else:
+            got += [(*row, int(piece.level)) for row in shown_rows(piece, rows)]
+    assert sorted(got) == want
+
+
+def test_levels_of_many_commits_are_several_expressions() -> None:
+    many = [
+        structs.replace(fragment(f"o{n}", Producer(Producer.MULTICAST | n), 2), bytes=SMALL_BYTES)
+        for n in range(2 * INTERVALS_MAX)
+    ]
+    records = scanned(*many).records
+    for levels, scans in ((1, 1), (2, 2)):
+        visible = tuple(
+            VisibleRows(
+                fragment=each, run=each.runs[0], clock_gt=NEVER, level=Clock(9 + n % levels)
+            )
+            for n, each in enumerate(records)
+            if isinstance(each, Fragment)
+        )
+        plan = plan_scan([Scanned(name="j", records=records, visible=visible)])
+        assert not plan.rest
+        assert len(plan.native["s"].late) == scans
+        assert sum(len(late.paths) for late in plan.native["s"].late) == 2 * INTERVALS_MAX
 
 
 def shown_rows(visible: Any, rows: dict[str, list[tuple[int, int]]]) -> list[tuple[int, int]]:  # noqa: ANN401

@@ -89,9 +89,9 @@ class Staged(NamedTuple):
 
     descending_priority: int
     adj_clock: int
+    clock: int
     producer: int
     binding: int
-    clock: int
 
     @property
     def text(self) -> str:
@@ -115,10 +115,10 @@ class Task:
         return sorted(
             Staged(
                 -self.priorities[each.delivery.binding],
-                clock + self.delays[each.delivery.binding],
+                max(clock + self.delays[each.delivery.binding], each.delivery.level),
+                clock,
                 int(each.delivery.producer),
                 each.delivery.binding,
-                clock,
             )
             for each in some
             for clock in each.clocks
@@ -134,6 +134,8 @@ class Task:
     def frame(self, spark: SparkSession, some: Iterable[Wrote]) -> DataFrame:
         """What `Slice.exchange` makes of them: columns of documents for bindings that have any."""
         from pyspark.sql import functions as f
+
+        from penstock.shuffle.segment_files import ORDER
 
         rows = self.rows(some)
         bindings = sorted({row.binding for row in rows}) or [0]
@@ -156,5 +158,5 @@ class Task:
         return (
             spark.createDataFrame(values, COLUMNS + documents)
             .repartitionById(self.shards, f.col("_shard"))
-            .sortWithinPartitions(f.desc("_priority"), "_adj_clock", "_producer", "_binding")
+            .sortWithinPartitions(f.desc("_priority"), *ORDER[1:])
         )

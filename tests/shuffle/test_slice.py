@@ -20,7 +20,7 @@ from penstock.journal.rows import META, UUID, stamped, to_lines
 from penstock.journal.schemas import layout
 from penstock.journal.state import AckRecord, Fragment, Inline, JournalState
 from penstock.journal.upkeep import CompactionOptions, compact_all
-from penstock.model.clock import Clock, DocumentId, Flag, Producer, duration, from_unix
+from penstock.model.clock import NEVER, Clock, DocumentId, Flag, Producer, duration, from_unix
 from penstock.model.keys import key_hash, pack
 from penstock.model.routing import Routing, Shard, split_shards
 from penstock.model.sequence import Bounds
@@ -28,6 +28,7 @@ from penstock.model.spec import CollectionSpec, Frozen
 from penstock.native.arrow import to_json
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.delivery import Delivery
+from penstock.shuffle.order import Order, arranged
 from penstock.shuffle.slice import ROUTED, Slice
 from shuffle.following import binding, planner
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-ONE, TWO = (Producer(Producer.MULTICAST | n) for n in (1, 2))
+ONE, TWO, THREE = (Producer(Producer.MULTICAST | n) for n in (1, 2, 3))
 START = from_unix(1_600_000_000)
 EAGER = CompactionOptions(inputs_min=2)
 EU = "acme/orders/region=eu/pivot=00"
@@ -97,9 +98,16 @@ class Delivered:
 
 
 async def delivered(
-    here: World, bound: Binding, before: dict[str, JournalState] | None = None
+    here: World,
+    bound: Binding,
+    before: dict[str, JournalState] | None = None,
+    *,
+    leveled: bool = False,
 ) -> Delivered:
-    """All that was committed since some states, as a session would deliver it."""
+    """All that was committed since some states, as a session would deliver it.
+
+    If it is `leveled`, after something that was ahead of the time.
+    """
     found: list[Delivery] = []
     states: dict[str, JournalState] = {}
     for journal in await here.journals.list(bound.collection.name):
@@ -118,6 +126,7 @@ async def delivered(
                         commit=record.clock if isinstance(record, AckRecord) else last,
                         rows=tuple(visible),
                         bytes=sum(rows.fragment.bytes for rows in visible),
+                        level=Clock(START + 10_000 + record.revision) if leveled else NEVER,
                     )
                 )
     return Delivered(deliveries=tuple(found), states=states)
@@ -343,6 +352,50 @@ def test_documents_of_a_key_come_in_the_same_order_for_any_number_of_shards(
     asyncio.run(story())
 
 
+def test_documents_come_in_the_order_of_commits_however_they_are_stored(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Objects of one commit and of many, compacted ones, inline rows; and clocks that fall."""
+
+    async def story() -> None:
+        async with world(tmp_path) as here:
+            await publish(here, range(2))  # whose clocks are far ahead of all others
+            commits = [
+                [
+                    Row(Producer(Producer.MULTICAST | (50 + n)), at, 100 + 10 * n + at % 10)
+                    for at in (range(500 - 10 * n, 503 - 10 * n) if n % 2 else [300 + 10 * n])
+                ]
+                for n in range(12)
+            ]
+            for n, rows in enumerate(commits):
+                made = fragment(here, rows, inline=n % 4 == 0)
+                await here.journals.append(EU, [made, ack(rows[0].producer, 900 + n)])
+                if n == 6:
+                    await compact_all(here.journals, here.blobs, here.schemas, options=EAGER)
+            both = fragment(here, [Row(ONE, 5, 901), Row(THREE, 4, 902), Row(ONE, 6, 903)])
+            await here.journals.append(EU, [both])  # of which each part commits by itself
+            await here.journals.append(EU, [ack(THREE, 7)])
+            await here.journals.append(EU, [ack(ONE, 8)])
+            bound = replace(binding(0, ORDERS), columns=("id",))
+            made_of = await delivered(here, bound, leveled=True)
+            want = [
+                *(row.id for rows in commits for row in rows),
+                *(902, 901, 903),
+            ]
+            by_themselves = arranged(made_of.deliveries, delay=0)
+            assert by_themselves.order is Order.COMMIT
+            of = slice_of(spark, here, bound)
+            for deliveries in (made_of.deliveries, by_themselves.deliveries):
+                rows = told(await of.shuffled(deliveries, made_of.states))
+                found = [row["d0"].id for row in rows if row["_clock"] < START + 10_000]
+                assert found == want
+                reading = await of.reading(bound, deliveries, made_of.states)
+                assert reading.plan.native, "objects are for Spark's own reader"
+                assert reading.leveled
+
+    asyncio.run(story())
+
+
 def test_bindings_come_by_priority_then_adjusted_clock_each_with_its_own_key(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -376,7 +429,13 @@ def test_bindings_come_by_priority_then_adjusted_clock_each_with_its_own_key(
             assert documents == {0: everything, 2: everything, 5: 5}
             for shard in range(3):
                 order = [
-                    (-row["_priority"], row["_adj_clock"], row["_producer"], row["_binding"])
+                    (
+                        -row["_priority"],
+                        row["_adj_clock"],
+                        row["_clock"],
+                        row["_producer"],
+                        row["_binding"],
+                    )
                     for row in rows
                     if row["at"] == shard
                 ]

@@ -44,7 +44,7 @@ def counter_example() -> World:
         create_journal(world, name)
     for number, (rows, commit) in enumerate(((T1, 150), (T2, 165)), start=1):
         docs = tuple(Doc(name, P, clock(at)) for name, at in rows.items())
-        written = Written(name=f"T{number}", docs=docs, clock=clock(commit), whole=True)
+        written = Written(name=f"T{number}", docs=docs, clock=clock(commit), commits=(), whole=True)
         world.written.update(dict.fromkeys(docs, written))
         world.append(
             {

@@ -24,7 +24,7 @@ from penstock.shuffle.reads import Fold, Read
 from penstock.shuffle.state import Options, SessionState
 from penstock.shuffle.topology import Topology
 from penstock.testing.schedules import Schedule, failure, run, schedule, shrink, tell
-from penstock.testing.shuffle_oracle import Torn, Violation
+from penstock.testing.shuffle_oracle import Disordered, Torn, Violation
 from penstock.testing.simulated_task import OpenSession
 
 SEEDS = range(1_000)
@@ -166,7 +166,9 @@ def _never_replays(_real: object) -> Callable[..., Any]:
             Fold,
             "_deliver_span",
             lambda real: (
-                lambda self, producer, commit: real(self, producer, commit) if commit % 7 else None
+                lambda self, producer, commit, level: (
+                    real(self, producer, commit, level) if commit % 7 else None
+                )
             ),
             id="some spans are not delivered",
         ),
@@ -177,6 +179,29 @@ def test_a_rule_is_missed_if(
 ) -> None:
     monkeypatch.setattr(where, name, wrong(getattr(where, name)))
     found_by(suits=crashes_often)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        pytest.param(
+            "take",
+            lambda real: lambda self, record, level: real(self, record),
+            id="by clock",
+        ),
+        pytest.param(
+            "_announced_level",
+            lambda _real: lambda _self, _ack: None,
+            id="by the ACK of each journal",
+        ),
+    ],
+)
+def test_an_order_is_found_out_that_is(
+    name: str, wrong: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fold, name, wrong(getattr(Fold, name)))
+    _, violation = found_by()
+    assert isinstance(violation, Disordered)
 
 
 def test_repetitions_are_missed_if_clocks_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,9 @@ def test_the_runs_of_a_simulated_fragment_say_what_its_rows_say() -> None:
 ONE, TWO = Doc("a/x", P1, Clock(10)), Doc("b/x", P1, Clock(11))
 LATER = Doc("a/x", P1, Clock(20))
 OPEN = Doc("a/x", P2, Clock(5))
-PAIR = Written(name="T", docs=(ONE, TWO), clock=Clock(12), whole=True)
+SOON = Doc("a/x", P2, Clock(15))
+PAIR = Written(name="T", docs=(ONE, TWO), clock=Clock(12), commits=(), whole=True)
+REVISIONS = {ONE: 3, TWO: 3, LATER: 5, SOON: 6}
 
 
 def ledger(*, lost: Sequence[Doc] = (), excused: bool = False) -> Ledger:
@@ -190,8 +192,9 @@ def ledger(*, lost: Sequence[Doc] = (), excused: bool = False) -> Ledger:
     return Ledger(
         cohorts={0: (0, 1), 1: (2,)},
         reads=lambda binding, journal: journal.startswith("abb"[binding]),
-        committed={ONE, TWO, LATER},
+        committed=REVISIONS,
         written={ONE: PAIR, TWO: PAIR},
+        revision=lambda _cohort, doc: REVISIONS[doc],
         lost=lost.__contains__,
         excused=lambda _cohort, _written: excused,
     )
@@ -206,6 +209,9 @@ def ledger(*, lost: Sequence[Doc] = (), excused: bool = False) -> Ledger:
         pytest.param([(0, ONE), (1, ONE)], "none of its journals", id="another's document"),
         pytest.param([(0, ONE)], "torn", id="half of a transaction"),
         pytest.param([(1, TWO)], "torn", id="the other half"),
+        pytest.param(
+            [(0, ONE), (1, TWO), (0, SOON), (0, LATER)], "comes after", id="by clock alone"
+        ),
     ],
 )
 def test_the_ledger_refuses(docs: list[tuple[int, Doc]], offence: str) -> None:
@@ -217,9 +223,9 @@ def test_the_ledger_remembers_what_was_committed() -> None:
     book = ledger()
     both = [(0, ONE), (1, TWO)]
     book.check(both)
-    assert set(book.missing()) == {(0, ONE), (0, LATER), (1, TWO), (2, TWO)}
+    assert set(book.missing()) == {(0, ONE), (0, LATER), (0, SOON), (1, TWO), (2, TWO)}
     book.commit(both)
-    assert set(book.missing()) == {(0, LATER), (2, TWO)}
+    assert set(book.missing()) == {(0, LATER), (0, SOON), (2, TWO)}
     with pytest.raises(Violation, match="twice"):
         book.check(both)
     book.check([(0, LATER)])

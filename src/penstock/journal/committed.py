@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from penstock.journal.state import AckRecord, Fragment, Record
-from penstock.model.clock import Clock, Flag, Producer
+from penstock.model.clock import NEVER, Clock, Flag, Producer
 from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
 from penstock.model.sequence import Position, ProducerState, advance, refusal, sequence
 
@@ -27,6 +27,8 @@ class VisibleRows(Struct, frozen=True, kw_only=True, gc=False):
     """Offsets relative to the fragment, as it has them."""
     clock_gt: Clock
     running_max: bool = False
+    level: Clock = NEVER
+    """A row whose clock is below it comes where this clock would; see `shuffle.order`."""
 
     @property
     def whole(self) -> bool:

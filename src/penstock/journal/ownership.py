@@ -231,7 +231,7 @@ class Ownership:
         except ConsensusError as error:
             if error.kind is not ErrorKind.PERMISSION_DENIED:
                 raise
-            if not await asyncio.to_thread(_has_objects, self._blobs):
+            if not await asyncio.to_thread(is_used, self._blobs):
                 return None
             return "it has objects and no mark, and this token may not read all journals to tell"
         if named:

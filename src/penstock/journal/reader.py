@@ -3,9 +3,10 @@
 Which rows are committed is told by the records (`committed.Committed`), so objects are opened only
 for rows that will be shown, and a batch of them is all that is in memory.
 
-**Order.** Journal by journal; in a journal as they were committed; of one producer by clock. All
-journals are read as of one revision, so a transaction is there in all of them or in none. A reader
-that follows shows what each further revision committed, and keeps the same promise.
+**Order.** Journal by journal, in the order of their names; in a journal as they were committed,
+whatever their clocks say; of one commit by clock. All journals are read as of one revision, so a
+transaction is there in all of them or in none. A reader that follows shows what each further
+revision committed, and keeps the same promise.
 
 **Where to begin** (`Start`) is about commits, not rows: documents are shown if what *committed*
 them is at or behind it. So who remembers the revision or the offsets up to which it has read, and

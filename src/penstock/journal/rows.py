@@ -37,11 +37,13 @@ UUID: Final = "uuid"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StampNames:
-    """The names of the last three columns."""
+    """The names of the last three columns, and of one that is made when rows are read."""
 
     clock: str
     producer: str
     flags: str
+    level: str
+    """The clock, or a later one where what committed the row says so (`VisibleRows.level`)."""
 
 
 def stamp_names(root: Column) -> StampNames:
@@ -51,6 +53,7 @@ def stamp_names(root: Column) -> StampNames:
         clock=_free("_clock", taken),
         producer=_free("_producer", taken),
         flags=_free("_flags", taken),
+        level=_free("_level", taken),
     )
 
 

@@ -12,6 +12,9 @@ Spark's own Parquet reader can read it, which is several times faster than any o
 Whole and partly visible objects are one read for each schema they were written under, however many
 they are. Planning starts no Spark job: schemas are given. Of each of these objects planning looks
 at what Spark's reader would take on trust (`integrity`).
+
+A row that comes later than its clock says (`VisibleRows.level`) is shown with its level on request.
+Of a whole object an expression tells it from (producer, clock); all others are left to Arrow.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.errors import UserError
 from penstock.garbage import uncollected
@@ -55,6 +58,7 @@ from penstock.journal.splits import (
 from penstock.journal.state import Blob, Fragment, Inline
 from penstock.model.columns import Column
 from penstock.model.runs import Run
+from penstock.native import sql
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -87,6 +91,17 @@ LOCAL_PIECES_MAX: Final = 1024
 Intervals = dict[int, list[tuple[int, int]]]
 """Closed intervals of clocks by producer."""
 
+Steps = tuple[tuple[int, int, int], ...]
+"""Ascending (producer, clock, level): rows from this one up to the next have this level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """Whole objects, some of whose rows come later than their clocks say."""
+
+    paths: tuple[str, ...]
+    steps: Steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeScan:
@@ -95,6 +110,7 @@ class NativeScan:
     whole: tuple[str, ...] = ()
     partly: tuple[str, ...] = ()
     shown: Intervals = field(default_factory=dict)
+    late: tuple[Late, ...] = ()
 
 
 class Trusted(NamedTuple):
@@ -159,6 +175,18 @@ class _Object:
         shown = sum(visible.run.rows for visible in self.visible)
         return shown == rows and all(visible.whole for visible in self.visible)
 
+    @property
+    def late(self) -> bool:
+        """Whether rows of it come later than their clocks say."""
+        return any(rows.level for rows in self.visible)
+
+    def levels(self) -> list[_Level]:
+        """The level of rows by their stamps."""
+        return [
+            (int(rows.run.producer), rows.run.clock_min, rows.run.clock_max, int(rows.level))
+            for rows in self.visible
+        ]
+
     def intervals(self) -> tuple[Intervals, Intervals]:
         """The clocks of visible rows, and those of rows that must not be shown."""
         shown: Intervals = {}
@@ -174,6 +202,10 @@ class _Object:
                 if limit < run.clock_max:
                     _add(shown, run, max(run.clock_min, limit + 1), run.clock_max)
         return shown, hidden
+
+
+_Level = tuple[int, int, int, int]
+"""Producer, first and last clock, and the level of rows between them."""
 
 
 def _row(fragment: Fragment) -> int:
@@ -203,25 +235,36 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
         readable = [each for each in readable if not each.small]
     whole: dict[str, list[str]] = {}
     partly: dict[str, list[_Object]] = {}
+    late: dict[str, list[_Object]] = {}
     for each in readable:
-        if each.whole:
+        if each.late:
+            late.setdefault(each.schema, []).append(each)
+        elif each.whole:
             whole.setdefault(each.schema, []).append(each.path)
         else:
             partly.setdefault(each.schema, []).append(each)
     found: dict[str, NativeScan] = {}
-    trusted = [each.trusted for each in readable if each.whole]
-    for schema in sorted(whole.keys() | partly.keys()):
+    trusted = [each.trusted for each in readable if each.whole and not each.late]
+    for schema in sorted(whole.keys() | partly.keys() | late.keys()):
         kept, shown = _filterable(partly.get(schema, []))
+        scans = _late_scans(late.get(schema, []))
+        native_paths = {*kept, *(path for scan in scans for path in scan.paths)}
         rest += [
             rows
-            for each in partly.get(schema, [])
-            if each.path not in kept
+            for each in (*partly.get(schema, []), *late.get(schema, []))
+            if each.path not in native_paths
             for rows in each.visible
         ]
-        trusted += [each.trusted for each in partly.get(schema, []) if each.path in kept]
-        found[schema] = NativeScan(
-            whole=tuple(whole.get(schema, ())), partly=tuple(kept), shown=shown
+        trusted += [
+            each.trusted
+            for each in (*partly.get(schema, []), *late.get(schema, []))
+            if each.path in native_paths
+        ]
+        scan = NativeScan(
+            whole=tuple(whole.get(schema, ())), partly=tuple(kept), shown=shown, late=scans
         )
+        if scan != NativeScan():
+            found[schema] = scan
     return ScanPlan(native=found, rest=tuple(pieces(rest)), trusted=tuple(trusted))
 
 
@@ -262,6 +305,46 @@ def _filterable(objects: Sequence[_Object]) -> tuple[list[str], Intervals]:
     if sum(map(len, shown.values())) > INTERVALS_MAX:
         return [], {}
     return kept, shown
+
+
+def _late_scans(objects: Sequence[_Object]) -> tuple[Late, ...]:
+    """Scans of those objects of which an expression can tell the level of each row."""
+    groups: list[list[_Object]] = []
+    size = INTERVALS_MAX + 1
+    for each in objects:
+        own = len(_steps(each.levels()) or ()) if each.whole else 0
+        if not 0 < own <= INTERVALS_MAX:
+            continue
+        if size + own > INTERVALS_MAX:
+            groups.append([])
+            size = 0
+        groups[-1].append(each)
+        size += own
+    together = [each for group in groups for each in group]
+    steps = _steps(level for each in together for level in each.levels())
+    if steps is not None and len(steps) <= INTERVALS_MAX:
+        groups = [together] if together else []
+    scans = []
+    for group in groups:
+        steps = _steps(level for each in group for level in each.levels())
+        if steps is not None:
+            scans.append(Late(paths=tuple(each.path for each in group), steps=steps))
+    return tuple(scans)
+
+
+def _steps(levels: Iterable[_Level]) -> Steps | None:
+    """Where levels change; None if rows of different levels cannot be told apart."""
+    steps: list[tuple[int, int, int]] = []
+    last = (-1, -1, -1)
+    for producer, low, high, level in sorted(levels):
+        if last[0] == producer and low <= last[1]:
+            if level != last[2]:
+                return None
+            high = max(high, last[1])
+        if not steps or level != last[2]:
+            steps.append((producer, low, level))
+        last = producer, high, level
+    return tuple(steps)
 
 
 def _merged(all_of: Iterable[Intervals]) -> Intervals:
@@ -328,24 +411,29 @@ def scan_frame(
     wanted: Column,
     *,
     columns: Sequence[str],
+    leveled: bool = False,
     verify: bool = True,
 ) -> DataFrame:
     """These columns of a plan's rows, stamps among them. No row is read until somebody asks.
 
-    What Spark's reader takes on trust is looked at here; raises CorruptBlob.
+    If they are `leveled`, the last column is `StampNames.level`. What Spark's reader takes on trust
+    is looked at here; raises CorruptBlob.
     """
     if verify:
         check_trusted(blobs, plan.trusted)
-    native = _native_frames(spark, spark_root(blobs), plan.native, layouts, wanted, verify=verify)
-    frames = [frame.select(*map(_column, columns)) for frame in native]
+    root = spark_root(blobs)
+    frames = []
+    for frame, steps in _native_frames(spark, root, plan.native, layouts, wanted, verify=verify):
+        made = [_level_column(steps, wanted)] if leveled else []
+        frames.append(frame.select(*map(_column, columns), *made))
     local, distributed = _apart(plan.rest)
     if distributed:
         size = split_bytes(distributed, spark.sparkContext.defaultParallelism)
         some = splits(distributed, layouts, size)
-        frames.append(_arrow_frame(spark, blobs, some, wanted, columns))
+        frames.append(_arrow_frame(spark, blobs, some, wanted, columns, leveled=leveled))
     if local or not frames:
         split = Split(pieces=tuple(local), layouts=layouts)
-        frames.append(_local_frame(spark, blobs, split, wanted, columns))
+        frames.append(_local_frame(spark, blobs, split, wanted, columns, leveled=leveled))
     return reduce(DataFrame.union, frames)
 
 
@@ -377,6 +465,7 @@ def rows_at_hand(
     wanted: Column,
     *,
     columns: Sequence[str],
+    leveled: bool = False,
 ) -> pyarrow.Table | None:
     """These columns of a plan's rows, if the driver has them all; None if tasks are to read.
 
@@ -385,7 +474,8 @@ def rows_at_hand(
     local, distributed = _apart(plan.rest)
     if plan.native or distributed:
         return None
-    return _local_rows(blobs, Split(pieces=tuple(local), layouts=layouts), wanted, columns)
+    split = Split(pieces=tuple(local), layouts=layouts)
+    return _local_rows(blobs, split, wanted, columns, leveled=leveled)
 
 
 def _names(wanted: Column, columns: Sequence[str] | None, *, meta: bool) -> list[str]:
@@ -412,15 +502,18 @@ def _native_frames(
     wanted: Column,
     *,
     verify: bool,
-) -> Iterator[DataFrame]:
+) -> Iterator[tuple[DataFrame, Steps]]:
     for schema, scan in native.items():
         written = layouts[schema]
         if scan.whole:
             whole = parquet_frame(spark, root, scan.whole, frame_schema(written), verify=verify)
-            yield adapt_frame(whole, written, wanted)
+            yield adapt_frame(whole, written, wanted), ()
         if scan.partly:
             partly = parquet_frame(spark, root, scan.partly, frame_schema(written), verify=verify)
-            yield adapt_frame(partly.where(_shown(scan.shown, written)), written, wanted)
+            yield adapt_frame(partly.where(_shown(scan.shown, written)), written, wanted), ()
+        for late in scan.late:
+            frame = parquet_frame(spark, root, late.paths, frame_schema(written), verify=verify)
+            yield adapt_frame(frame, written, wanted), late.steps
 
 
 def parquet_frame(
@@ -456,6 +549,24 @@ def _shown(shown: Intervals, written: Column) -> SparkColumn:
     )
 
 
+def _level_column(steps: Steps, wanted: Column) -> SparkColumn:
+    names = stamp_names(wanted)
+    clock, producer = sql.name(names.clock), sql.name(names.producer)
+
+    def search(some: Steps) -> str:
+        """A tree of comparisons: the last step at or before a row, after few of them."""
+        if len(some) < 2:
+            level = some[0][2] if some else 0
+            return f"greatest({clock}, {sql.bigint(level)})" if level else clock
+        middle = len(some) // 2
+        of, at, _ = some[middle]
+        before = f"{producer} < {sql.bigint(of)} OR "
+        before += f"({producer} = {sql.bigint(of)} AND {clock} < {sql.bigint(at)})"
+        return f"CASE WHEN {before} THEN {search(some[:middle])} ELSE {search(some[middle:])} END"
+
+    return f.expr(search(steps)).alias(names.level)
+
+
 def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
     """What the driver has at hand and may read itself, and what is for tasks."""
     inline = [piece for piece in rest if isinstance(place_of(piece), Inline)]
@@ -465,18 +576,25 @@ def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
 
 
 def _local_frame(
-    spark: SparkSession, blobs: BlobStore, split: Split, wanted: Column, columns: Sequence[str]
+    spark: SparkSession,
+    blobs: BlobStore,
+    split: Split,
+    wanted: Column,
+    columns: Sequence[str],
+    *,
+    leveled: bool,
 ) -> DataFrame:
     """Rows that go to Spark with the query: no task reads them, and no Python starts for them."""
-    rows = _local_rows(blobs, split, wanted, columns)
-    return spark.createDataFrame(rows, rows_schema(wanted, columns))
+    rows = _local_rows(blobs, split, wanted, columns, leveled=leveled)
+    return spark.createDataFrame(rows, rows_schema(wanted, columns, leveled=leveled))
 
 
 def _local_rows(
-    blobs: BlobStore, split: Split, wanted: Column, columns: Sequence[str]
+    blobs: BlobStore, split: Split, wanted: Column, columns: Sequence[str], *, leveled: bool
 ) -> pyarrow.Table:
-    schema = _arrow_schema(wanted, columns)
-    rows = [_as(batch, schema) for batch in read_split(blobs, split, wanted, columns=columns)]
+    schema = _arrow_schema(wanted, columns, leveled=leveled)
+    read = read_split(blobs, split, wanted, columns=columns, leveled=leveled)
+    rows = [_as(batch, schema) for batch in read]
     # Spark does not take a table without batches.
     return pyarrow.Table.from_batches(rows or [_pa.RecordBatch.from_pylist([], schema)], schema)
 
@@ -487,35 +605,43 @@ def _arrow_frame(
     all_splits: Sequence[Split],
     wanted: Column,
     columns: Sequence[str],
+    *,
+    leveled: bool,
 ) -> DataFrame:
     """A task for each split, which reads it by Arrow."""
     # Packed one by one, so that a task unpacks its own and not those of all the others.
     shared = spark.sparkContext.broadcast([pickle.dumps(split) for split in all_splits])
-    schema = _arrow_schema(wanted, columns)
+    schema = _arrow_schema(wanted, columns, leveled=leveled)
 
     def read(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         pyarrow.set_cpu_count(1)  # as many as Spark gives to a task
         for batch in batches:
             for number in batch.column(0).to_numpy():
                 split: Split = pickle.loads(shared.value[int(number)])  # noqa: S301 - ours
-                for rows in read_split(blobs, split, wanted, columns=columns):
+                for rows in read_split(blobs, split, wanted, columns=columns, leveled=leveled):
                     yield _as(rows, schema)
 
     count = len(all_splits)
     numbers = spark.range(0, count, 1, numPartitions=count)
-    return numbers.mapInArrow(read, rows_schema(wanted, columns))
+    return numbers.mapInArrow(read, rows_schema(wanted, columns, leveled=leveled))
 
 
-def _arrow_schema(wanted: Column, columns: Sequence[str]) -> pyarrow.Schema:
+def _arrow_schema(wanted: Column, columns: Sequence[str], *, leveled: bool) -> pyarrow.Schema:
     """These columns of rows, for Arrow."""
     schema = row_schema(wanted)
-    return pyarrow.schema([schema.field(name) for name in columns])
+    fields = [schema.field(name) for name in columns]
+    if leveled:
+        fields.append(_pa.field(stamp_names(wanted).level, _pa.int64()))
+    return pyarrow.schema(fields)
 
 
-def rows_schema(wanted: Column, columns: Sequence[str]) -> StructType:
+def rows_schema(wanted: Column, columns: Sequence[str], *, leveled: bool = False) -> StructType:
     """The same, for Spark."""
     schema = frame_schema(wanted)
-    return StructType([schema[name] for name in columns])
+    fields = [schema[name] for name in columns]
+    if leveled:
+        fields.append(StructField(stamp_names(wanted).level, LongType()))
+    return StructType(fields)
 
 
 def _as(rows: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.RecordBatch:

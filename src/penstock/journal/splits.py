@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow
 from msgspec.structs import replace
 
 from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import BATCH_ROWS, read_fragment, read_visible
-from penstock.journal.rows import adapt_rows, row_schema
+from penstock.journal.rows import StampNames, adapt_rows, row_schema, stamp_names
 from penstock.journal.state import Blob, Inline
 from penstock.model.columns import Column
 
@@ -42,6 +43,8 @@ class Whole(NamedTuple):
     rows: int
     bytes: int
     schema: str
+    levels: tuple[tuple[int, int], ...] = ()
+    """So many rows of this level (`VisibleRows`), one after the other; empty if none has any."""
 
 
 Piece = Whole | VisibleRows
@@ -49,28 +52,49 @@ Piece = Whole | VisibleRows
 
 def pieces(visible: Iterable[VisibleRows]) -> Iterator[Piece]:
     """Visible rows, in their order, in as few pieces as they make."""
-    last: Whole | None = None
+    last: list[Whole] = []
     for _, rows in groupby(visible, key=lambda rows: (rows.fragment.begin, id(rows.fragment))):
         for piece in _of_fragment(tuple(rows)):
-            if isinstance(piece, Whole) and last is not None and _adjoin(last, piece):
-                last = last._replace(rows=last.rows + piece.rows, bytes=last.bytes + piece.bytes)
-                continue
-            if last is not None:
-                yield last
-            last = None
-            if isinstance(piece, Whole):
-                last = piece
-            else:
+            if not isinstance(piece, Whole):
+                yield from _joined(last)
+                last = []
                 yield piece
-    if last is not None:
-        yield last
+            elif last and _adjoin(last[-1], piece):
+                last.append(piece)
+            else:
+                yield from _joined(last)
+                last = [piece]
+    yield from _joined(last)
 
 
 def _of_fragment(rows: tuple[VisibleRows, ...]) -> tuple[Piece, ...]:
-    fragment = rows[0].fragment
-    if all(part.whole for part in rows) and sum(p.run.rows for p in rows) == fragment.rows:
-        return (Whole(fragment.at, fragment.rows, fragment.bytes, fragment.schema),)
+    fragment, level = rows[0].fragment, rows[0].level
+    if (
+        all(part.whole and part.level == level for part in rows)
+        and sum(part.run.rows for part in rows) == fragment.rows
+    ):
+        levels = ((fragment.rows, int(level)),) if level else ()
+        return (Whole(fragment.at, fragment.rows, fragment.bytes, fragment.schema, levels),)
     return rows
+
+
+def _joined(side_by_side: Sequence[Whole]) -> Iterator[Whole]:
+    """Neighbours of an object as one piece, if there are any."""
+    if len(side_by_side) < 2:
+        yield from side_by_side
+        return
+    levels: tuple[tuple[int, int], ...] = ()
+    if any(piece.levels for piece in side_by_side):
+        each = (level for piece in side_by_side for level in piece.levels or ((piece.rows, 0),))
+        levels = tuple(
+            (sum(rows for rows, _ in some), level)
+            for level, some in groupby(each, key=lambda one: one[1])
+        )
+    yield side_by_side[0]._replace(
+        rows=sum(piece.rows for piece in side_by_side),
+        bytes=sum(piece.bytes for piece in side_by_side),
+        levels=levels,
+    )
 
 
 def _adjoin(left: Whole, right: Whole) -> bool:
@@ -153,27 +177,66 @@ def schema_of(piece: Piece) -> str:
 
 
 def read_split(
-    blobs: BlobStore, split: Split, wanted: Column, *, columns: Sequence[str] | None = None
+    blobs: BlobStore,
+    split: Split,
+    wanted: Column,
+    *,
+    columns: Sequence[str] | None = None,
+    leveled: bool = False,
 ) -> Iterator[pyarrow.RecordBatch]:
     """The rows of a split in the wanted layout.
 
-    `columns` are top-level columns of `row_schema`, all by default.
+    `columns` are top-level columns of `row_schema`, all by default. If they are `leveled`, the
+    clock is among them, and a last column has where each row comes (`StampNames.level`).
     """
     names = row_schema(wanted).names if columns is None else list(columns)
     for fingerprint, some in groupby(split.pieces, key=schema_of):
         written = split.layouts[fingerprint]
         # Adapting looks at whole documents; what was written as it is wanted can be read in part.
         part = columns if written == wanted else None
-        for batch in _gathered(_read(blobs, piece, written, part) for piece in some):
-            yield adapt_rows(batch, written, wanted).select(names) if part is None else batch
+        read = (_read(blobs, piece, written, part, leveled=leveled) for piece in some)
+        for batch in _gathered(read):
+            rows = batch.remove_column(batch.num_columns - 1) if leveled else batch
+            if part is None:
+                rows = adapt_rows(rows, written, wanted).select(names)
+            yield _raised(rows, batch.columns[-1], stamp_names(wanted)) if leveled else rows
 
 
 def _read(
-    blobs: BlobStore, piece: Piece, written: Column, columns: Sequence[str] | None
+    blobs: BlobStore,
+    piece: Piece,
+    written: Column,
+    columns: Sequence[str] | None,
+    *,
+    leveled: bool,
 ) -> Iterator[pyarrow.RecordBatch]:
     if isinstance(piece, Whole):
-        return read_fragment(blobs, piece, written, columns=columns)
-    return read_visible(blobs, piece, written, columns=columns)
+        batches = read_fragment(blobs, piece, written, columns=columns)
+    else:
+        batches = read_visible(blobs, piece, written, columns=columns)
+    return _with_levels(piece, batches) if leveled else batches
+
+
+def _with_levels(
+    piece: Piece, batches: Iterator[pyarrow.RecordBatch]
+) -> Iterator[pyarrow.RecordBatch]:
+    """The same rows, with the level of each as a last column."""
+    levels = piece.levels if isinstance(piece, Whole) else ((piece.run.rows, int(piece.level)),)
+    counts, values = zip(*levels or ((piece_rows(piece), 0),), strict=True)
+    of_rows = np.repeat(np.array(values, np.int64), counts)
+    row = 0
+    for batch in batches:  # of a run that is shown in part these are fewer, and all of one level
+        some = _pa.array(of_rows[row : row + batch.num_rows])
+        yield batch.append_column("level", some)
+        row += batch.num_rows
+
+
+def _raised(
+    rows: pyarrow.RecordBatch, levels: pyarrow.Array[Any], names: StampNames
+) -> pyarrow.RecordBatch:
+    """Rows with where each comes: at its clock, or at its level if that is later."""
+    clocks = rows.column(names.clock).to_numpy()
+    return rows.append_column(names.level, _pa.array(np.maximum(clocks, levels.to_numpy())))
 
 
 def _gathered(

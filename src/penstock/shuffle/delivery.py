@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from penstock.errors import Bug
 from penstock.journal.committed import VisibleRows
-from penstock.model.clock import Clock, Producer
+from penstock.model.clock import NEVER, Clock, Producer
 from penstock.model.frontier import Frontier
 
 
@@ -38,10 +38,27 @@ class Delivery(Struct, frozen=True, kw_only=True, gc=False):
     """The round that read it."""
     again: bool = False
     """Its producer went back behind a commit, so that clocks that were passed may come again."""
+    level: Clock = NEVER
+    """No row comes before this adjusted clock, because its cohort committed others before it: equal
+    for what one revision of the store committed, and rising from one to the next (see `order`)."""
 
     def __post_init__(self) -> None:
         if not self.rows:
             raise ValueError(f"the commit at {self.commit:#x} has no rows to deliver")
+
+    @property
+    def first(self) -> Clock:
+        """The clock of its first row, or an earlier one.
+
+        Not that behind the commit before: that is of this journal, and between the two the same
+        producer may have committed to another one, which the same binding reads.
+        """
+        return max(self.rows[0].run.clock_min, Clock(self.rows[0].clock_gt + 1))
+
+    @property
+    def last(self) -> Clock:
+        """The clock of its last row, or a later one."""
+        return self.rows[-1].run.clock_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

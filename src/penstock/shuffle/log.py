@@ -220,9 +220,9 @@ class Log:
         """The rows of deliveries, for the length of the block; partition and shard are the same.
 
         Each shard has its rows in processing order: by priority, highest first, then by adjusted
-        clock, producer and binding; the columns are those of `Slice.shuffled`. What another scan
-        has taken before is not among them. Jobs over them end before the block does: closing waits
-        for it.
+        clock, clock, producer and binding; the columns are those of `Slice.shuffled`. What another
+        scan has taken before is not among them. Jobs over them end before the block does: closing
+        waits for it.
         """
         self._check_open()
         deliveries = tuple(deliveries)

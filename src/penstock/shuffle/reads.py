@@ -254,6 +254,10 @@ class Context:
     """Whether a journal is there, in metadata at least as new as anything that is folded."""
     rows: Mapping[tuple[str, int, int, Clock], int]
     """Answers to `NeedRows`, by `row_key`."""
+    levels: Mapping[int, Clock] = field(default_factory=dict)
+    """By cohort, that of the next revision (`order`)."""
+    announced: Mapping[Announced, Clock] = field(default_factory=dict)
+    """The levels of commits that were hinted and not read yet."""
 
 
 def row_key(need: NeedRows) -> tuple[str, int, int, Clock]:
@@ -261,11 +265,17 @@ def row_key(need: NeedRows) -> tuple[str, int, int, Clock]:
     return need.journal, need.fragment.begin, need.run.first_offset, need.clock_gt
 
 
+Announced = tuple[str, int, Producer, Clock]
+"""A commit as one binding will read it: journal, binding, producer and clock."""
+
+
 class Fold:
     """What one round makes of one read."""
 
     __slots__ = (
+        "_announced",
         "_context",
+        "_level",
         "_lsn",
         "_read",
         "bytes",
@@ -274,6 +284,7 @@ class Fold:
         "denied",
         "floor",
         "hints",
+        "latest",
         "notices",
         "parked",
         "position",
@@ -281,10 +292,22 @@ class Fold:
         "states",
     )
 
-    def __init__(self, read: Read, context: Context, *, lsn: int = 0) -> None:
+    def __init__(
+        self,
+        read: Read,
+        context: Context,
+        *,
+        lsn: int = 0,
+        announced: dict[Announced, Clock] | None = None,
+    ) -> None:
+        """`announced` is what this round was told of commits, which its folds share."""
         self._read = read
         self._context = context
         self._lsn = lsn
+        self._announced = {} if announced is None else announced
+        self._level = NEVER
+        self.latest = NEVER
+        """The latest clock of what was committed here, or announced."""
         self.states: dict[Producer, ProducerState] = {}
         self.spans: dict[Producer, _Span] = {}
         self.position = read.planned
@@ -304,8 +327,12 @@ class Fold:
         found = self.states.get(producer)
         return self._read.state(producer) if found is None else found
 
-    def take(self, record: Record) -> None:
-        """Sequence the next record; raises `SequenceError`, or `Needed`."""
+    def take(self, record: Record, *, level: Clock = NEVER) -> None:
+        """Sequence the next record; raises `SequenceError`, or `Needed`.
+
+        What it commits has this `level`, unless it was announced before.
+        """
+        self._level = level
         if self._read.gap and self.floor == NEVER:
             self.floor = gap_floor(first_clock(record))
         if isinstance(record, AckRecord):
@@ -357,7 +384,7 @@ class Fold:
         if run.kind is Flag.OUTSIDE_TXN:
             self.closed = True
             if rows is not None:
-                self._deliver(run.producer, run.clock_max, (rows,), size)
+                self._deliver(run.producer, run.clock_max, (rows,), size, self._level)
             return
         span = self.spans.get(run.producer)
         if span is None:
@@ -405,8 +432,10 @@ class Fold:
         self.states[producer] = after = advance(state, outcome, ack.clock, ack.begin)
         self._check_goal(producer, state, after)
         self.closed = True
+        announced = self._announced_level(ack)
+        level = self._level if announced is None else announced
         if outcome.is_commit:
-            self._deliver_span(producer, ack.clock)
+            self._deliver_span(producer, ack.clock, level)
         elif outcome is Outcome.ACK_DEEP_ROLLBACK:
             self.denied[producer] = max(self._denied(producer), state.last_commit)
             self.notices.append(
@@ -415,12 +444,31 @@ class Fold:
                 f"offset {ack.begin}; what it writes again may be delivered again"
             )
         self.spans[producer] = _Span()
-        self._hint(ack)
+        hints = self._hints(ack)
+        self.hints += hints
+        if announced is None:  # else the ACK that did has told of these too
+            self._announce(hints)
 
-    def _deliver_span(self, producer: Producer, commit: Clock) -> None:
+    def _announced_level(self, ack: AckRecord) -> Clock | None:
+        """The level of this commit, if another ACK of its transaction has told of it.
+
+        ACKs of one transaction may have had to be appended under several revisions. A checkpoint
+        that shows the first waits for the others, and not for what was committed between them.
+        """
+        key = (self._read.history.name, self._read.binding.index, ack.producer, ack.clock)
+        known = self._context.announced.get(key)
+        return self._announced.get(key) if known is None else known
+
+    def _announce(self, hints: Iterable[Hint]) -> None:
+        for hint in hints:
+            self.latest = max(self.latest, hint.clock)
+            key = (hint.journal, hint.binding, hint.producer, hint.clock)
+            self._announced.setdefault(key, self._level)
+
+    def _deliver_span(self, producer: Producer, commit: Clock, level: Clock) -> None:
         rows, size = self._span(producer)
         if rows:
-            self._deliver(producer, commit, rows, size)
+            self._deliver(producer, commit, rows, size, level)
 
     def _span(self, producer: Producer) -> tuple[tuple[VisibleRows, ...], int]:
         added = self.spans.get(producer)
@@ -431,8 +479,14 @@ class Fold:
         return tuple(rows for span in both for rows in span.rows), sum(s.bytes for s in both)
 
     def _deliver(
-        self, producer: Producer, commit: Clock, rows: tuple[VisibleRows, ...], size: int
+        self,
+        producer: Producer,
+        commit: Clock,
+        rows: tuple[VisibleRows, ...],
+        size: int,
+        level: Clock,
     ) -> None:
+        self.latest = max(self.latest, commit)
         self.deliveries.append(
             Delivery(
                 journal=self._read.history.name,
@@ -443,6 +497,7 @@ class Fold:
                 bytes=size,
                 lsn=self._lsn,
                 again=rows[0].clock_gt < self._denied(producer),
+                level=level,
             )
         )
 
@@ -450,14 +505,16 @@ class Fold:
         found = self.denied.get(producer)
         return self._read._denied.get(producer, NEVER) if found is None else found  # noqa: SLF001
 
-    def _hint(self, ack: AckRecord) -> None:
+    def _hints(self, ack: AckRecord) -> list[Hint]:
         binding = self._read.binding
         commit = Commit(self._read.history.name, ack.producer, ack.clock)
-        self.hints += self._context.hints.extract(
-            Ack(commit=commit, hints=ack.hints),
-            binding=binding.index,
-            cohort=binding.cohort,
-            exists=self._context.exists,
+        return list(
+            self._context.hints.extract(
+                Ack(commit=commit, hints=ack.hints),
+                binding=binding.index,
+                cohort=binding.cohort,
+                exists=self._context.exists,
+            )
         )
 
     # ----------------------------------------------------------------------------------- replay

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from penstock.journal.state import AckRecord, Record
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 from penstock.shuffle.delivery import Delivery
-from penstock.shuffle.reads import Context, Fold, Read, first_clock, last_clock
+from penstock.shuffle.order import level_after
+from penstock.shuffle.reads import Announced, Context, Fold, Read, first_clock, last_clock
 
 
 class Agenda:
@@ -84,6 +85,10 @@ class Round:
     revisions: Mapping[int, int]
     """Through which revision each cohort of the lane is read that is read any further."""
     folds: Mapping[Read, Fold] = field(repr=False)
+    levels: Mapping[int, Clock] = field(default_factory=dict)
+    """Those of the next revision of these cohorts."""
+    announced: Mapping[Announced, Clock] = field(default_factory=dict)
+    """The levels of commits that were hinted, read or not."""
 
     @property
     def bytes(self) -> int:
@@ -129,6 +134,8 @@ class Draft:
         self._records = 0
         self.folds: dict[Read, Fold] = {}
         self.revisions: dict[int, int] = {}
+        self.levels: dict[int, Clock] = {}
+        self.announced: dict[Announced, Clock] = {}
         self.due = CLOCK_MAX
         """When the first thing that is not due yet will be."""
 
@@ -174,14 +181,24 @@ class Draft:
                 return _Step.LATER
             if not self._fits(parts):
                 return _Step.FULL
+            level = self._level(agenda.cohort)
+            latest = NEVER
             for read, records in parts:
                 if records:
-                    self._fold(read, records)
+                    fold = self._fold(read, records, level)
+                    latest = max(latest, fold.latest)
                     self.revisions[agenda.cohort] = revision
+            if latest:
+                self.levels[agenda.cohort] = level_after(level, Clock(latest + agenda.delay))
         finally:
             for read in reads:
                 agenda.queue(read)
         return _Step.TAKEN
+
+    def _level(self, cohort: int) -> Clock:
+        """Of what the next revision of a cohort commits."""
+        found = self.levels.get(cohort)
+        return self._context.levels.get(cohort, NEVER) if found is None else found
 
     def _is_due(self, agenda: Agenda, parts: Iterable[tuple[Read, list[Record]]]) -> bool:
         clocks = (last_clock(record) for _, records in parts for record in records)
@@ -206,15 +223,17 @@ class Draft:
         self._bytes, self._records = size, records
         return True
 
-    def _fold(self, read: Read, records: Iterable[Record]) -> None:
+    def _fold(self, read: Read, records: Iterable[Record], level: Clock) -> Fold:
         fold = self.folds.get(read)
         if fold is None:
-            fold = self.folds[read] = Fold(read, self._context, lsn=self.lsn)
+            fold = Fold(read, self._context, lsn=self.lsn, announced=self.announced)
+            self.folds[read] = fold
         for record in records:
-            fold.take(record)
+            fold.take(record, level=level)
             if fold.parked:
                 break
         read.plan(fold)
+        return fold
 
     def _has_come(self, awaited: dict[Read, Mapping[Producer, Clock]]) -> bool:
         for read in [read for read in awaited if read in self.folds]:

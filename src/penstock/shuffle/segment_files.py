@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Codes = NDArray[np.uint64]
 
-ORDER: Final = (PRIORITY, ADJUSTED_CLOCK, PRODUCER, BINDING)
+ORDER: Final = (PRIORITY, ADJUSTED_CLOCK, CLOCK, PRODUCER, BINDING)
 """In which rows are processed: priorities descend, the rest ascends. Total for rows of a shard."""
 
 BATCH_BYTES: Final = 4 << 20

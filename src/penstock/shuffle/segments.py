@@ -294,17 +294,12 @@ class Segments:
 
 
 def clocks_of(delivery: Delivery) -> Clocks:
-    """From the first row of a delivery through its last, and no further.
-
-    Not from the commit before: that is of this journal, and between the two the same producer may
-    have committed to another one, which the same binding reads.
-    """
-    first, last = delivery.rows[0], delivery.rows[-1]
+    """From the first row of a delivery through its last, and no further."""
     return Clocks(
         binding=delivery.binding,
         producer=delivery.producer,
-        first=max(first.run.clock_min, Clock(first.clock_gt + 1)),
-        last=last.run.clock_max,
+        first=delivery.first,
+        last=delivery.last,
     )
 
 

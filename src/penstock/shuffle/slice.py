@@ -8,9 +8,11 @@ Which rows a checkpoint has was decided from the records alone (`Delivery`), so 
 here is lazy: planning starts no job, and one job reads everything.
 
 **Order.** Rows of a shard come by priority, highest first, then by adjusted clock: the time at
-which their document was published, plus the delay of its binding. Producer and binding break ties.
-Since a producer never stamps two documents alike, that is total: the same deliveries give the same
-rows in the same order, whatever the number of shards, tasks, retries and attempts.
+which their document was published plus the delay of its binding, or the level of its delivery where
+that is later. So what a cohort reads comes in the order of commits (`order`). Clock, producer and
+binding break ties. Since a producer never stamps two documents alike, that is total: the same
+deliveries give the same rows in the same order, whatever the number of shards, tasks, retries and
+attempts.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
 from pyspark.sql import functions as f
 
 from penstock.errors import Bug
@@ -30,7 +33,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
 from penstock.journal.scan import plan_scan, rows_at_hand, rows_schema, scan_frame
 from penstock.journal.schemas import layout
-from penstock.model.clock import CLOCK_MAX
+from penstock.model.clock import CLOCK_MAX, Clock
 from penstock.model.schema import compiled
 from penstock.native import keys, sql
 from penstock.shuffle.route import key_columns, needed_columns, r_clock, shard_column
@@ -81,8 +84,8 @@ class _Prepared:
     root: Column
     needs: tuple[str, ...]
     """The columns that its key is made of."""
-    packed: tuple[SparkColumn, ...]
-    """What its rows say, under names that no document can have changed."""
+    packed: Mapping[bool, tuple[SparkColumn, ...]]
+    """What its rows say, leveled or not, under names that no document can have changed."""
     routed: tuple[SparkColumn, ...]
     """And what follows from that."""
 
@@ -98,18 +101,26 @@ class Reading:
     root: Column
     columns: tuple[str, ...]
     """Members of documents, then of stamps."""
+    leveled: bool
+    """Whether some rows come later than their clocks say: a last column has where."""
     bounds: Bounds | None
     """Those of the binding, if they leave out rows of a run."""
 
     @property
     def schema(self) -> StructType:
         """The layout of rows."""
-        return rows_schema(self.root, self.columns)
+        return rows_schema(self.root, self.columns, leveled=self.leveled)
 
     def frame(self) -> DataFrame:
         """The rows, in no order. Nothing is read yet."""
         frame = scan_frame(
-            self.spark, self.blobs, self.plan, self.layouts, self.root, columns=self.columns
+            self.spark,
+            self.blobs,
+            self.plan,
+            self.layouts,
+            self.root,
+            columns=self.columns,
+            leveled=self.leveled,
         )
         if self.bounds is None:
             return frame
@@ -119,7 +130,14 @@ class Reading:
         """The rows themselves, if all of them came with the records."""
         if self.bounds is not None:
             return None
-        return rows_at_hand(self.blobs, self.plan, self.layouts, self.root, columns=self.columns)
+        return rows_at_hand(
+            self.blobs,
+            self.plan,
+            self.layouts,
+            self.root,
+            columns=self.columns,
+            leveled=self.leveled,
+        )
 
 
 class Slice:
@@ -189,12 +207,17 @@ class Slice:
         prepared = self._prepared[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
         admitted = True
+        leveled = False
         with uncollected():
             for delivery in deliveries:
                 if delivery.binding != binding.index:
                     raise Bug(f"a delivery for binding {delivery.binding} in {binding.index}")
                 rows = [rows for rows in delivery.rows if _overlaps(binding.bounds, rows)]
                 admitted &= all(_admits(binding.bounds, each) for each in rows)
+                level = delivery.level - binding.read_delay
+                if delivery.first < level:
+                    leveled = True
+                    rows = [structs.replace(each, level=Clock(level)) for each in rows]
                 visible.setdefault(delivery.journal, []).extend(rows)
             scanned = [
                 await self._planner.surveyed(journal, rows, states.get(journal))
@@ -218,13 +241,15 @@ class Slice:
             layouts=layouts,
             root=root,
             columns=(*names, *stamp),
+            leveled=leveled,
             bounds=None if admitted else binding.bounds,
         )
 
     def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
         """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""
         prepared = self._prepared[binding.index]
-        return frame.select(*prepared.packed).select(*prepared.routed)
+        leveled = stamp_names(prepared.root).level in frame.columns
+        return frame.select(*prepared.packed[leveled]).select(*prepared.routed)
 
     def exchange(self, frames: Sequence[DataFrame], *, few: bool = False) -> DataFrame:
         """Routed rows of several bindings: partition i has those of shard i, in order.
@@ -247,23 +272,28 @@ def _prepare(binding: Binding, routing: Routing) -> _Prepared:
     key = key_columns(compiled(schema).shape, root, binding.key)
     stamps = stamp_names(root)
     clock = sql.name(stamps.clock)
-    adjusted = clock
-    if binding.read_delay:
-        latest = sql.bigint(CLOCK_MAX)
-        adjusted = f"coalesce(try_add({clock}, {sql.bigint(binding.read_delay)}), {latest})"
-    hidden = ", ".join(map(sql.name, (stamps.clock, stamps.producer, stamps.flags)))
-    packed = [
-        f.lit(binding.priority).alias(PRIORITY),
-        f.expr(adjusted).alias(ADJUSTED_CLOCK),
-        f.expr(sql.name(stamps.producer)).alias(PRODUCER),
-        f.lit(binding.index).alias(BINDING),
-        f.expr(clock).alias(CLOCK),
-        f.expr(sql.name(stamps.flags)).alias(FLAGS),
-        key.packed.alias(KEY),
-        f.expr(f"struct(* EXCEPT ({hidden}))").alias(document_column(binding)),
-    ]
-    if binding.filter_r_clocks:
-        packed.append(f.expr(r_clock(clock)).alias(_R_CLOCK))
+
+    def pack(*, leveled: bool) -> tuple[SparkColumn, ...]:
+        adjusted = sql.name(stamps.level if leveled else stamps.clock)
+        if binding.read_delay:
+            latest = sql.bigint(CLOCK_MAX)
+            adjusted = f"coalesce(try_add({adjusted}, {sql.bigint(binding.read_delay)}), {latest})"
+        beside = [stamps.clock, stamps.producer, stamps.flags, *([stamps.level] * leveled)]
+        hidden = ", ".join(map(sql.name, beside))
+        packed = [
+            f.lit(binding.priority).alias(PRIORITY),
+            f.expr(adjusted).alias(ADJUSTED_CLOCK),
+            f.expr(sql.name(stamps.producer)).alias(PRODUCER),
+            f.lit(binding.index).alias(BINDING),
+            f.expr(clock).alias(CLOCK),
+            f.expr(sql.name(stamps.flags)).alias(FLAGS),
+            key.packed.alias(KEY),
+            f.expr(f"struct(* EXCEPT ({hidden}))").alias(document_column(binding)),
+        ]
+        if binding.filter_r_clocks:
+            packed.append(f.expr(r_clock(clock)).alias(_R_CLOCK))
+        return tuple(packed)
+
     key_hash = keys.key_hash(f.col(KEY))
     made = {
         SHARD: shard_column(
@@ -275,11 +305,12 @@ def _prepare(binding: Binding, routing: Routing) -> _Prepared:
         made[name].alias(name) if name in made else f.col(name)
         for name in (*ROUTED, document_column(binding))
     ]
-    return _Prepared(root=root, needs=key.needs, packed=tuple(packed), routed=tuple(routed))
+    packed = {leveled: pack(leveled=leveled) for leveled in (False, True)}
+    return _Prepared(root=root, needs=key.needs, packed=packed, routed=tuple(routed))
 
 
 def _order(bindings: Sequence[Binding]) -> tuple[SparkColumn, ...]:
-    order = [f.col(ADJUSTED_CLOCK).asc(), f.col(PRODUCER).asc()]
+    order = [f.col(ADJUSTED_CLOCK).asc(), f.col(CLOCK).asc(), f.col(PRODUCER).asc()]
     # A sort compares the first column by its bits: it had better not be the same in all rows.
     if len({binding.priority for binding in bindings}) > 1:
         order.insert(0, f.col(PRIORITY).desc())

@@ -35,7 +35,7 @@ from penstock.shuffle.checkpoint import Checkpoints, Stalled
 from penstock.shuffle.delivery import Checkpoint, Outbox
 from penstock.shuffle.history import Need, Needed, NeedPages, NeedRows
 from penstock.shuffle.pressure import DeadlockWatch, Pressure
-from penstock.shuffle.reads import Context, Read, RecoveryImpossible, row_key
+from penstock.shuffle.reads import Announced, Context, Read, RecoveryImpossible, row_key
 from penstock.shuffle.rounds import Agenda, Awaited, Draft, Limits, Round, WaitUntil
 from penstock.shuffle.topology import Topology
 
@@ -116,8 +116,14 @@ class SessionState:
             self._lanes.append(lane)
             self._lane_of |= dict.fromkeys(group.bindings, lane)
         self._rows: dict[tuple[str, int, int, Clock], int] = {}
+        self._levels: dict[int, Clock] = {}
+        self._announced: dict[Announced, Clock] = {}
         self._context = Context(
-            hints=hint_index(bindings), exists=self._topology.holds_anything, rows=self._rows
+            hints=hint_index(bindings),
+            exists=self._topology.holds_anything,
+            rows=self._rows,
+            levels=self._levels,
+            announced=self._announced,
         )
         self._outbox = Outbox()
         self._pressure = Pressure(options.disk_limit)
@@ -229,6 +235,8 @@ class SessionState:
             deliveries=tuple(each for fold in draft.folds.values() for each in fold.deliveries),
             revisions=draft.revisions,
             folds=draft.folds,
+            levels=draft.levels,
+            announced=draft.announced,
         )
         return self._in_flight
 
@@ -266,6 +274,8 @@ class SessionState:
                 binding = read.binding.index
                 floors[binding] = max(floors.get(binding, NEVER), fold.floor)
             self._topology.notices += fold.notices
+        self._levels |= planned.levels
+        self._announce(planned.announced)
         self._outbox.put(planned.deliveries)
         self._pressure.add(planned.bytes)
         if closed:
@@ -276,6 +286,15 @@ class SessionState:
         elif floors:
             self._checkpoints.on_progressed(lane.index, Frontier.of((), gap_floors=floors))
         self._discharge()
+
+    def _announce(self, announced: Mapping[Announced, Clock]) -> None:
+        """Keep the levels of commits that are still to be read; mostly, these are none."""
+        known = {**announced, **self._announced}
+        self._announced.clear()
+        for (journal, binding, producer, clock), level in known.items():
+            read = self._topology.reads.get((journal, binding))
+            if read is not None and read.state(producer).last_commit < clock:
+                self._announced[journal, binding, producer, clock] = level
 
     def _land(self, planned: Round) -> None:
         if planned is not self._in_flight:

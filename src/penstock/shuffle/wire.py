@@ -153,6 +153,7 @@ class _Part:
                 commit=delivery.commit,
                 bytes=delivery.bytes,
                 lsn=delivery.lsn,
+                level=delivery.level,
             )
         )
         self.bytes += _DELIVERY_BYTES
@@ -251,6 +252,7 @@ def _delivery_of(message: pb.Delivery, journal: str, rows: Iterable[VisibleRows]
         rows=tuple(rows),
         bytes=message.bytes,
         lsn=message.lsn,
+        level=Clock(message.level),
     )
 
 

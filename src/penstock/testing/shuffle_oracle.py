@@ -7,7 +7,7 @@ table of outcomes, so a mistake would have to be made twice.
 
     Sequencer   one journal from its first row on, row by row
     Ledger      what a task has committed so far, and whether it may: each document once, in the
-                order of clocks, only what is committed, and transactions whole
+                order of commits, only what is committed, and transactions whole
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Contradiction(Exception):
 
 class Violation(AssertionError):
     """The shuffle broke a promise."""
+
+
+class Disordered(Violation):
+    """Documents came in another order than they were committed in."""
 
 
 class Torn(Violation):
@@ -107,6 +111,8 @@ class Written:
     docs: tuple[Doc, ...]
     clock: Clock
     """The earliest of its commits."""
+    commits: tuple[Doc, ...]
+    """Its ACKs."""
     whole: bool
     """Readers can tell what belongs together: its ACKs share a revision, or have hints."""
 
@@ -116,7 +122,8 @@ class Ledger:
 
     `cohorts` are the bindings by cohort, `reads` whether a binding reads a journal, `committed` the
     documents that were committed so far, and `written` the transactions that they came with.
-    `lost` says that a document was removed from its journal, `excused` that a cohort could not know
+    `revision` says by which revision of the store a document is ordered, if that is certain. `lost`
+    says that a document was removed from its journal, `excused` that a cohort could not know
     what belongs to a transaction.
     """
 
@@ -127,6 +134,7 @@ class Ledger:
         reads: Callable[[int, str], bool],
         committed: Collection[Doc],
         written: Mapping[Doc, Written],
+        revision: Callable[[int, Doc], int | None],
         lost: Callable[[Doc], bool],
         excused: Callable[[int, Written], bool],
     ) -> None:
@@ -135,10 +143,13 @@ class Ledger:
         self._reads = reads
         self._committed = committed
         self._written = written
+        self._revision = revision
         self._lost = lost
         self._excused = excused
         self._taken: dict[int, set[Doc]] = {b: set() for b in self._cohort_of}
         self._last: dict[tuple[int, str, Producer], Clock] = {}
+        self._places: dict[int, tuple[int, Clock, Producer]] = {}
+        """By binding, the revision and the stamp of what was committed last."""
 
     def taken(self, binding: int) -> Collection[Doc]:
         """What was committed of one binding."""
@@ -164,6 +175,24 @@ class Ledger:
                 touched[self._cohort_of[binding], id(written)] = written
         if touched:
             self._check_whole(frozenset(docs), touched)
+        self._check_order(docs)
+
+    def _check_order(self, docs: Sequence[tuple[int, Doc]]) -> None:
+        """Documents of a binding come in the order of commits; those of one revision, of stamps."""
+        places: dict[int, tuple[int, Clock, Producer]] = {}
+        for binding, doc in docs:
+            if (place := self.place(binding, doc)) is None:
+                continue
+            if binding in places and place <= places[binding]:
+                raise Disordered(f"binding {binding}: {doc} {place} comes after {places[binding]}")
+            if binding in self._places and place[0] < self._places[binding][0]:
+                raise Disordered(f"binding {binding}: {doc} {place} was passed over")
+            places[binding] = place
+
+    def place(self, binding: int, doc: Doc) -> tuple[int, Clock, Producer] | None:
+        """Where a document comes: by the revision of its commit, then by its stamp."""
+        revision = self._revision(self._cohort_of[binding], doc)
+        return None if revision is None else (revision, doc.clock, doc.producer)
 
     def _check_whole(
         self, docs: frozenset[tuple[int, Doc]], touched: Mapping[tuple[int, int], Written]
@@ -192,6 +221,8 @@ class Ledger:
         for binding, doc in docs:
             self._taken[binding].add(doc)
             self._last[binding, doc.journal, doc.producer] = doc.clock
+            if (place := self.place(binding, doc)) is not None:
+                self._places[binding] = place
 
     def missing(self) -> list[tuple[int, Doc]]:
         """What is committed, still there, and was not processed."""

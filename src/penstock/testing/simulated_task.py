@@ -29,6 +29,7 @@ from penstock.shuffle.binding import Binding
 from penstock.shuffle.checkpoint import HINT_TIMEOUT_TICKS, Stalled
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.history import Need, NeedRows
+from penstock.shuffle.order import arranged
 from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.rounds import Round, WaitUntil
 from penstock.shuffle.state import Options, RecoveryImpossible, SessionState
@@ -61,7 +62,7 @@ class _Open:
     """A transaction of the task that is not prepared yet."""
 
     frontier: Frontier = field(default_factory=lambda: EMPTY)
-    docs: list[tuple[int, Doc]] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
     closable: bool = False
 
 
@@ -150,6 +151,7 @@ class Task:
             reads=self._is_read,
             committed=world.committed,
             written=world.written,
+            revision=self._revision,
             lost=world.is_lost,
             excused=self._excused,
         )
@@ -352,14 +354,14 @@ class Task:
             )
         open_ = self._open
         open_.frontier = open_.frontier.reduce(checkpoint.frontier)
-        open_.docs += self._docs(checkpoint.deliveries)
+        open_.deliveries += checkpoint.deliveries
         open_.closable = not checkpoint.is_peek
         self._check_lsn(checkpoint)
         self._bytes.add(checkpoint)
         if not checkpoint.is_peek:
             open_.frontier = open_.frontier.clear_discharged_hints()
             if not self.recovers:  # which is to be what was judged before the crash
-                self.ledger.check(open_.docs)
+                self.ledger.check(self._docs(open_.deliveries))
         return True
 
     def _check_lsn(self, checkpoint: Checkpoint) -> None:
@@ -383,17 +385,58 @@ class Task:
             self.session.consumed(checkpoint)
 
     def _docs(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Doc]]:
+        """Documents in the order of a slice; or, of one binding by itself, of what combines it."""
+        rng = chance(len(deliveries))
+        if rng.random() < 0.5:
+            deliveries = [
+                delivery
+                for index, binding in self._by_index.items()
+                for delivery in arranged(
+                    (each for each in deliveries if each.binding == index),
+                    delay=binding.read_delay,
+                ).deliveries
+            ]
         docs = []
         for delivery in deliveries:
-            due = self.world.now - self._by_index[delivery.binding].read_delay
+            delay = self._by_index[delivery.binding].read_delay
+            due = self.world.now - delay
             for rows in delivery.rows:
                 for clock in self._clocks(delivery.journal, rows):
-                    docs.append((delivery.binding, Doc(delivery.journal, rows.run.producer, clock)))
+                    doc = Doc(delivery.journal, rows.run.producer, clock)
+                    place = max(clock + delay, delivery.level), clock, doc.producer
+                    docs.append((place, (delivery.binding, doc)))
                     self._require(clock <= delivery.commit, "a delivery has a row above its commit")
                     self._require(
                         clock <= due or due == self.world.now, "a document comes before it is due"
                     )
-        return docs
+        return [doc for _, doc in sorted(docs)]
+
+    def _revision(self, cohort: int, doc: Doc) -> int | None:
+        """The first revision that told this cohort of the commit of a document.
+
+        Not certain if what told it was removed, or stale, or read by an older version of the task;
+        of what was removed, a repetition may count later.
+        """
+        if doc.journal in self.world.removed:
+            return None
+        own, written = self.world.committed[doc], self.world.written.get(doc)
+        if written is None or not written.whole:
+            return own
+        told = min(
+            [own]
+            + [
+                self.world.acks[ack]
+                for ack in written.commits
+                if ack in self.world.acks
+                and any(self._is_read(binding, ack.journal) for binding in self._cohorts[cohort])
+            ]
+        )
+        certain = (
+            not self._upgraded
+            and not self._excused(cohort, written)
+            and self.world.removed.isdisjoint(ack.journal for ack in written.commits)
+        )
+        return told if told == own or certain else None
 
     def _clocks(self, journal: str, rows: VisibleRows) -> list[Clock]:
         """Read rows as a slice does: by producer and kind, above a clock, perhaps rising."""
@@ -417,7 +460,8 @@ class Task:
     def prepare(self, rng: Random) -> None:
         """Make the frontier of a transaction durable, as hints."""
         if self._prepared is None and self._open.closable:
-            self._prepared = _Prepared(self._open.frontier, tuple(self._open.docs))
+            docs = tuple(self._docs(self._open.deliveries))
+            self._prepared = _Prepared(self._open.frontier, docs)
             self._open = _Open()
             self.world.tell("  the transaction is prepared")
 
@@ -439,11 +483,12 @@ class Task:
     def _commit_recovery(self, rng: Random) -> None:
         prepared = self._prepared
         assert prepared is not None  # noqa: S101 - or there would be nothing to recover
-        recovered, crashed = set(self._open.docs), set(prepared.docs)
+        docs = tuple(self._docs(self._open.deliveries))
+        recovered, crashed = set(docs), set(prepared.docs)
         self._require(not recovered - crashed, f"recovery adds {recovered - crashed}")
         lacking = {each for each in crashed - recovered if not self.world.is_lost(each[1])}
         self._require(not lacking, f"recovery lacks {lacking}")
-        self._commit(_Prepared(self._open.frontier, tuple(self._open.docs)))
+        self._commit(_Prepared(self._open.frontier, docs))
         self.recoveries += 1
         self._restart(rng)
 

@@ -238,6 +238,7 @@ class Writers:
             name=f"T{self._transactions} ({stamps})",
             docs=tuple(docs),
             clock=min(commit.clock for commit in commits),
+            commits=tuple(Doc(each.journal, each.producer, each.clock) for each in commits),
             whole=len(parts) == 1 or not unhinted,
         )
         world.written.update(dict.fromkeys(docs, written))

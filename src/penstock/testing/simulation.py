@@ -138,7 +138,10 @@ class World:
         self.pages: dict[str, tuple[Record, ...]] = {}
         self.offset_of: dict[Doc, int] = {}
         """Where each document is, committed or not; of repetitions the first."""
-        self.committed: set[Doc] = set()
+        self.committed: dict[Doc, int] = {}
+        """With the revision that committed each first."""
+        self.acks: dict[Doc, int] = {}
+        """ACKs, with the revision of each; of repetitions the first."""
         self.written: dict[Doc, Written] = {}
         """What transaction each document belongs to."""
         self.removed: set[str] = set()
@@ -198,8 +201,11 @@ class World:
         for stamp in self._stamps(record):
             offset = len(journal.stamps)
             journal.stamps.append(stamp)
-            if stamp.kind is not Flag.ACK_TXN:
-                self.offset_of.setdefault(Doc(name, stamp.producer, stamp.clock), offset)
+            doc = Doc(name, stamp.producer, stamp.clock)
+            if stamp.kind is Flag.ACK_TXN:
+                self.acks.setdefault(doc, self.revision)
+            else:
+                self.offset_of.setdefault(doc, offset)
             journal.ends_closed = False
             if journal.contradiction is not None:
                 continue
@@ -209,7 +215,8 @@ class World:
                 journal.contradiction = found
             else:
                 journal.ends_closed = bool(clocks)
-                self.committed.update(Doc(name, stamp.producer, clock) for clock in clocks)
+                for clock in clocks:
+                    self.committed.setdefault(Doc(name, stamp.producer, clock), self.revision)
 
     def _stamps(self, record: Record) -> Sequence[Stamp]:
         if isinstance(record, AckRecord):

@@ -22,7 +22,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.rows import stamp_names
 from penstock.journal.state import JournalState
-from penstock.model.clock import NEVER, Clock, Producer
+from penstock.model.clock import NEVER, Clock
 from penstock.model.routing import split_shards
 from penstock.runtime.connector import Staged, Workers
 from penstock.runtime.materialize import refusals
@@ -35,6 +35,7 @@ from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.runtime.stats import Counts
 from penstock.runtime.waiting import INTERRUPT_S, Waits, heard, in_thread
 from penstock.shuffle.delivery import Checkpoint, Delivery
+from penstock.shuffle.order import Order, arranged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,8 +151,8 @@ class Jobs:
         self._slice: Slice | None = None
         self._queries: Queries | None = None
         """Where tasks see the files of this machine."""
-        self._combinations: dict[tuple[int, bool, bool], Reduction] = {}
-        """By binding, whether all columns are read, and whether clocks alone order documents."""
+        self._combinations: dict[tuple[int, bool, Order], Reduction] = {}
+        """By binding, whether all columns are read, and what orders documents."""
         self._targets = {each.binding.index: each for each in built.targets}
 
     async def gather(self, transaction: Transaction, states: Mapping[str, JournalState]) -> None:
@@ -313,13 +314,14 @@ class Jobs:
         readings = {}
         for binding, some in transaction.deliveries().items():
             bound = self._targets[binding]
-            foreign, one = _kind(bound.binding, some)
+            placed = arranged(some, delay=bound.binding.read_delay)
+            foreign = refusals.are_foreign(bound.binding, some)
             readings[binding] = await self._slice.reading(
                 bound.binding,
-                some,
+                placed.deliveries,
                 states,
                 columns=None if foreign else bound.columns,
-                stamps=_order(bound.plan.columns, one=one),
+                stamps=_stamps(bound.plan.columns, placed.order),
             )
         return readings
 
@@ -329,13 +331,13 @@ class Jobs:
         from penstock.runtime import jobs
 
         bound = self._targets[binding]
-        foreign, one = _kind(bound.binding, deliveries)
+        foreign, order = _kind(bound.binding, deliveries)
         if foreign:
             frame = jobs.checked(frame, bound.plan.schema, bound.plan.columns)
-        if (combination := self._combinations.get((binding, foreign, one))) is None:
-            order = _order(bound.plan.columns, one=one)
-            combination = jobs.combination(bound.plan, bound.mode, order=order)
-            self._combinations[binding, foreign, one] = combination
+        if (combination := self._combinations.get((binding, foreign, order))) is None:
+            by = _order(bound.plan.columns, order)
+            combination = jobs.combination(bound.plan, bound.mode, order=by)
+            self._combinations[binding, foreign, order] = combination
         return combination.apply(frame.coalesce(1) if small else frame)
 
     async def _gather(
@@ -585,19 +587,22 @@ class Jobs:
         return found if found > known else b""
 
 
-def _kind(binding: Binding, deliveries: Sequence[Delivery]) -> tuple[bool, bool]:
-    """Whether documents are foreign, and whether clocks alone order them.
-
-    Two producers may have stamped the same clock.
-    """
-    producers: set[Producer] = {delivery.producer for delivery in deliveries}
-    return refusals.are_foreign(binding, deliveries), len(producers) == 1
+def _kind(binding: Binding, deliveries: Sequence[Delivery]) -> tuple[bool, Order]:
+    """Whether documents are foreign, and what orders them."""
+    order = arranged(deliveries, delay=binding.read_delay).order
+    return refusals.are_foreign(binding, deliveries), order
 
 
-def _order(root: Column, *, one: bool) -> tuple[str, ...]:
-    """The columns that order documents, of one producer or of several."""
+def _stamps(root: Column, order: Order) -> tuple[str, ...]:
+    """The columns of stamps that the order is told from."""
     names = stamp_names(root)
-    return (names.clock,) if one else (names.clock, names.producer)
+    return (names.clock,) if order is Order.CLOCK else (names.clock, names.producer)
+
+
+def _order(root: Column, order: Order) -> tuple[str, ...]:
+    """The columns that order documents."""
+    stamps = _stamps(root, order)
+    return (stamp_names(root).level, *stamps) if order is Order.COMMIT else stamps
 
 
 async def _cancelled(running: asyncio.Future[T], cancel: Callable[[], None]) -> None:
