@@ -304,6 +304,15 @@ def test_a_table_is_known_from_checkpoints_in_another_schema(
             name="acme/other",
             schema="penstock_stage",
         )
+    # The task itself may keep its checkpoint elsewhere; its table is filled anew by a backfill.
+    before = filled(place, Bind(schema=SUMS.schema, table="own"), name="acme/own")
+    moved = Bind(schema=SUMS.schema, table="own", resource={"schema": place.role}, backfill=1)
+    run = start(place, moved, name="acme/own", schema="penstock_stage", last=before)
+    run.transaction([{"k": 1, "n": 5}])
+    assert sums(place, "own") == {1: 5}
+    run.close()
+    for table in (TABLES, "penstock_checkpoints"):
+        place.execute(f"DROP TABLE penstock_stage.{table}")
 
 
 @pytest.mark.postgres

@@ -234,7 +234,8 @@ class PostgresSession:
         filled = {
             binding
             for binding in bindings - self._filled
-            if not postgres_tables.is_empty(self._connection, self._targets[binding].path)
+            if self._targets[binding].delta_updates
+            or not postgres_tables.is_empty(self._connection, self._targets[binding].path)
         }
         for binding in filled:
             path = self._targets[binding].path

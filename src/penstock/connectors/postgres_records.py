@@ -84,8 +84,7 @@ def claim(
     """
     found = record(connection, records.tables, target.path)
     if found is None:
-        if (other := _elsewhere(connection, target.path, records.tables)) is not None:
-            raise other
+        _check_elsewhere(connection, records.tables, task, target.path)
         if was is not None:
             found = Record(state_key=was.state_key)
     claim = ownership.claim(
@@ -184,8 +183,10 @@ def forget(tables: str, path: tuple[str, ...]) -> str:
     return f"DELETE FROM {tables} WHERE schema = '{schema}' AND name = '{name}'"
 
 
-def _elsewhere(connection: Connection, path: tuple[str, ...], tables: str) -> ConnectorError | None:
-    """Why a table is not to be had, if tasks whose checkpoints are in another schema fill it."""
+def _check_elsewhere(
+    connection: Connection, tables: str, task: Task, path: tuple[str, ...]
+) -> None:
+    """That no other task fills a table whose checkpoints are in another schema."""
     others = run(
         connection,
         "SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -195,12 +196,12 @@ def _elsewhere(connection: Connection, path: tuple[str, ...], tables: str) -> Co
     ).fetchall()
     for (schema,) in others:
         found = record(connection, quoted(schema, TABLES), path)
-        if found is not None and found.task is not None:
-            return ConnectorError(
+        if found is not None and found.task not in (None, task.name, task.renamed_from):
+            raise ConnectorError(
                 f"table {'.'.join(path)} belongs to {found.task}",
+                where=task.name,
                 why=f"that task keeps its checkpoint in schema {schema}; two tasks that fill one "
                 "table count everything twice",
                 fix="give the binding another table, or drop this one and what is noted of it: "
                 f"{forget(quoted(schema, TABLES), path)}",
             )
-    return None
