@@ -34,7 +34,7 @@ from penstock.journal.publisher import Fixed, Publisher
 from penstock.journal.schemas import layout
 from penstock.journal.selector import MisnamedJournal
 from penstock.journal.transaction import Intents
-from penstock.model.clock import NEVER, Clock, Producer, duration
+from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.native.arrow import to_arrow
@@ -175,9 +175,9 @@ async def run_session(built: Built, world: World, control: Control) -> Ended:
     store = world.scratch or world.planner.journals.store
     with control.waits.on(built.name, _STORE):
         log = await renames.lead(store, built.name, renamed_from=built.task.renamed_from)
-    failpoints.hit(_LEADS)
-    recorder = _Recorder(log, _layout(built))
-    await recorder.supersede()
+        failpoints.hit(_LEADS)
+        recorder = _Recorder(log, _layout(built))
+        await recorder.supersede()
     built = built.resumed(_resumed(recorder.recovered))
     state = await _apply(built, recorder.recovered, recorder, control)
     opening = functools.partial(built.connector.open, built.task, epoch=_epoch(log), state=state)
@@ -301,16 +301,13 @@ async def _reconciled(built: Built, endpoint: EndpointSession, recorder: _Record
     checkpoint = None if data is None else EndpointCheckpoint.decode(data)
     commits = built.runtime.pattern is Pattern.ENDPOINT
     recovered = recorder.recovered
-    known = {recovered.committed_close, recovered.hinted_close} - {NEVER}
-    if checkpoint is not None and not known:
+    if checkpoint is not None and not (recovered.committed_close or recovered.hinted_close):
         raise EndpointMismatch(
             f"another data directory has run {built.name} at this endpoint",
             why="the recovery log here is new, and the endpoint has a checkpoint",
             fix="run the task where it was run before; to start over here, delete its row of "
             "penstock_checkpoints, and raise `backfill` of the bindings",
         )
-    if not _resumed(recovered) and (checkpoint is None or checkpoint.close not in known):
-        return recovered  # everything is filled anew: what the endpoint was at does not matter
     record = reconcile(recovered, checkpoint, endpoint_commits=commits)
     if record is None:
         return recovered
