@@ -56,8 +56,10 @@ def _summary(found: Verified) -> list[str]:
         )
     if found.unnamed:
         lines.append(f"{found.unnamed:,} objects are named by no journal, and were not looked at")
-    faults = f"{len(found.faults):,} faults" if found.faults else "everything is as it was written"
-    return [*lines, faults]
+    if not found.faults:
+        return [*lines, "everything is as it was written"]
+    count = len(found.faults)
+    return [*lines, "1 fault" if count == 1 else f"{count:,} faults"]
 
 
 async def _verify(settings: Settings) -> Verified:

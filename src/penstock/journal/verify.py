@@ -28,7 +28,7 @@ from penstock.errors import PenstockError
 from penstock.journal.blobs import BlobStore
 from penstock.journal.committed import Committed
 from penstock.journal.fragments import read_fragment
-from penstock.journal.integrity import RESTORE, CorruptBlob, check_object, read_page, stretch
+from penstock.journal.integrity import CorruptBlob, check_object, read_page, stretch
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.names import journal_key, journal_of_key
 from penstock.journal.rows import STAMPS, Stamps, row_schema
@@ -46,6 +46,7 @@ OBJECTS_AT_ONCE: Final = 4
 LOOKS_MAX: Final = 3
 """How often a journal is looked at in which others change something while it is."""
 
+_RESTORE_OBJECT: Final = "restore the object from a backup of the blob store"
 _RESTORE_STORE: Final = "restore the consensus store from a backup"
 
 LogCheck = Callable[[str], Awaitable[object]]
@@ -330,7 +331,7 @@ class _Look:
 
     def _wrong(self, error: Exception, what: str, begin: int, end: int, path: str | None) -> None:
         place = {"journal": self._name, "path": path, "begin": begin, "end": end}
-        fix = RESTORE if path else _RESTORE_STORE
+        fix = _RESTORE_OBJECT if path else _RESTORE_STORE
         self._done.faults.append(_fault(error, what, fix=fix, **place))
 
     def _add(self, what: str, begin: int, end: int, path: str | None, why: str) -> None:
