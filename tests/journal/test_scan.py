@@ -17,6 +17,7 @@ from msgspec import structs
 
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import UserError
+from penstock.journal import fragments
 from penstock.journal.committed import Committed, VisibleRows
 from penstock.journal.planning import Scanned
 from penstock.journal.publisher import Mapped
@@ -31,6 +32,7 @@ from penstock.journal.scan import (
     read_collection,
 )
 from penstock.journal.schemas import layout
+from penstock.journal.sealing import seal
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Whole, piece_rows
 from penstock.journal.state import (
@@ -45,7 +47,7 @@ from penstock.journal.state import (
     Record,
     apply,
 )
-from penstock.journal.upkeep import CompactionOptions, compact_all
+from penstock.journal.upkeep import CompactionOptions, Rewrite, _rewrite, compact_all
 from penstock.model.clock import NEVER, Clock, Flag, Producer
 from penstock.model.runs import Run
 from penstock.model.spec import CollectionSpec, Frozen
@@ -475,3 +477,38 @@ def test_compaction_keeps_objects_whole() -> None:
     visible = tuple(rows for record in state.records for rows in committed.read(record))
     plan = plan_scan([Scanned(name="j", records=state.records, visible=visible)])
     assert told(plan) == (NativeScan(whole=("d",)), 0)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("digests", [True, False], ids=["with digests", "of an older release"])
+def test_rows_that_compaction_has_moved_out_of_an_object_are_not_read_from_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: bool
+) -> None:
+    """A page names the first rows of an object; the others were moved on, and are still in it."""
+    if not digests:
+        monkeypatch.setattr(fragments, "Blob", lambda path, digest: Blob(path=path))
+
+    async def story() -> None:
+        async with world(tmp_path) as here:
+            spec = collection(partitioned=False)
+            journal = "acme/orders/pivot=00"
+
+            async def compact() -> None:
+                await compact_all(here.journals, here.blobs, here.schemas, options=EAGER)
+
+            for n in range(0, 60, 10):
+                await publish(here, range(n, n + 10), spec)
+            await compact()
+            records = (await here.journals.load(journal)).records
+            await seal(here.journals, here.blobs, journal, records[: len(records) // 2])
+            for n in range(60, 100, 10):
+                await publish(here, range(n, n + 10), spec)
+            state = await here.journals.load(journal)
+            rest = [record for record in state.records if isinstance(record, Fragment)]
+            whole = Rewrite(fragments=tuple(rest))  # as releases before this one did
+            root = layout(spec.write_schema.text)
+            await _rewrite(here.journals, here.blobs, journal, whole, root)
+            frame = await scan(spark, here, spec, columns=["id"])
+            assert [row["id"] for row in frame.orderBy("id").collect()] == list(range(100))
+
+    asyncio.run(story())

@@ -223,17 +223,17 @@ def test_what_the_first_release_wrote_is_still_read() -> None:
 
 
 def test_what_has_digests_is_encoded_for_good() -> None:
-    digest = Digest(bytes=9, footer=4, value=1 << 63)
+    digest = Digest(bytes=9, footer=4, value=1 << 63, rows=5)
     rows = replace(ROWS, at=Blob(path="p", row=1, digest=digest))
     fragment = (
-        "9a000000020395a170010904cf8000000000000000a1739199cf0000010000000007"
+        "9a000000020396a170010904cf800000000000000005a1739199cf0000010000000007"
         "01000102cca0cca101c30102"
     )
     encoded = {
         Append(records=(rows,)): f"920191{fragment}",
         Compact(
             begin=0, end=2, path="q", bytes=9, digest=digest
-        ): "98050002a171090904cf8000000000000000",
+        ): "99050002a171090904cf800000000000000005",
         Seal(page=replace(PAGE, digest=7)): "920699a1700002010203050507",
     }
     for diff, text in encoded.items():

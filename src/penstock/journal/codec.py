@@ -136,14 +136,14 @@ def _page_in(page: list[Any]) -> Page:
 
 
 def _digest_out(digest: Digest | None) -> list[Any]:
-    return [] if digest is None else [digest.bytes, digest.footer, digest.value]
+    return [] if digest is None else [digest.bytes, digest.footer, digest.value, digest.rows]
 
 
 def _digest_in(fields: list[Any]) -> Digest | None:
     if not fields:
         return None
-    size, footer, value = fields
-    return Digest(bytes=size, footer=footer, value=value)
+    size, footer, value, rows = fields
+    return Digest(bytes=size, footer=footer, value=value, rows=rows)
 
 
 def _labels_in(labels: list[list[str]]) -> tuple[tuple[str, str], ...]:

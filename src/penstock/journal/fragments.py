@@ -97,6 +97,11 @@ class FragmentLayout:
 # --------------------------------------------------------------------------------------- writing
 
 
+COMPACTION: Final = "compacted"
+COMPACTED: Final = f"-{COMPACTION}.parquet"
+"""How names of objects end that compaction writes: they hold several fragments."""
+
+
 class FragmentWriter:
     """One fragment in the making: `write` batches of rows, then `finish`, or leave by an error.
 
@@ -186,7 +191,7 @@ class FragmentWriter:
             assert self._sink is not None  # noqa: S101 - opened with the Parquet writer
             self._parquet.add_key_value_metadata({SUMS_KEY: self._sink.end_body().encode()})
             self._parquet.close()
-            digest = self._sink.digest()
+            digest = self._sink.digest(self.rows)
             at, size = Blob(path=self.path, digest=digest), digest.bytes
             self._sink = None
             self._object.close()

@@ -189,12 +189,13 @@ class SummingSink:
             pages=self._pages if large else (),
         )
 
-    def digest(self) -> Digest:
-        """Of the whole object, once it is written."""
+    def digest(self, rows: int) -> Digest:
+        """Of the whole object, once its rows are written."""
         return Digest(
             bytes=self._bytes,
             footer=self._bytes - self._footer_begin,
             value=self._footer.intdigest(),
+            rows=rows,
         )
 
     def _walk(self, view: memoryview) -> None:

@@ -38,6 +38,7 @@ from penstock.errors import UserError
 from penstock.garbage import uncollected
 from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
+from penstock.journal.fragments import COMPACTED
 from penstock.journal.frames import adapt_frame, frame_schema
 from penstock.journal.integrity import check_skeleton, located
 from penstock.journal.journals import Journals
@@ -149,10 +150,9 @@ class _Object:
 
     @property
     def trusted(self) -> Trusted:
-        at = self.fragments[0].at
-        assert isinstance(at, Blob)  # noqa: S101 - it is one of an object
         begin = min(fragment.begin for fragment in self.fragments)
-        return Trusted(at, self.journal, begin, max(fragment.end for fragment in self.fragments))
+        end = max(fragment.end for fragment in self.fragments)
+        return Trusted(self._at, self.journal, begin, end)
 
     @property
     def small(self) -> bool:
@@ -161,13 +161,27 @@ class _Object:
 
     @property
     def known(self) -> bool:
-        """Whether fragments account for every row: of a retained journal, the first may be lost."""
+        """Whether fragments account for every row of it.
+
+        Of a retained journal the first may be lost. The last may have been moved on: a page names
+        the first rows of an object, and compaction took the others, which stood in the state. They
+        are still there, and Spark would read them once more.
+        """
         row = 0
         for fragment in sorted(self.fragments, key=_row):
             if _row(fragment) != row:
                 return False
             row += fragment.rows
-        return True
+        digest = self._at.digest
+        if digest is None:  # nobody knows how large it is, but only compaction makes one of many
+            return not self.path.endswith(COMPACTED)
+        return row == digest.rows
+
+    @property
+    def _at(self) -> Blob:
+        at = self.fragments[0].at
+        assert isinstance(at, Blob)  # noqa: S101 - it is one of an object
+        return at
 
     @property
     def whole(self) -> bool:

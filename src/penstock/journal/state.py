@@ -55,6 +55,8 @@ class Digest(Struct, frozen=True, kw_only=True, gc=False):
     """The size of its footer, which is the end of it."""
     value: int
     """XXH3 of the footer."""
+    rows: int
+    """How many it has, whichever of them a journal names."""
 
 
 class Blob(Struct, frozen=True, kw_only=True, gc=False):

@@ -21,7 +21,7 @@ from penstock import failpoints
 from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
+from penstock.journal.fragments import COMPACTION, FragmentLayout, FragmentWriter, read_fragment
 from penstock.journal.integrity import CorruptBlob, located, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.ownership import Ownership
@@ -135,6 +135,10 @@ def _units(records: Iterable[Record]) -> Iterator[_Unit]:
         yield _unit(place)
 
 
+def _row(fragment: Fragment) -> int:
+    return fragment.at.row if isinstance(fragment.at, Blob) else 0
+
+
 def _path(fragment: Fragment) -> str | None:
     return fragment.at.path if isinstance(fragment.at, Blob) else None
 
@@ -147,7 +151,9 @@ def _stretches(units: Iterable[_Unit], target_bytes: int) -> Iterator[list[_Unit
     """Neighbours that are small, of one schema, and together not above the target."""
     stretch: list[_Unit] = []
     for unit in units:
-        large = unit.bytes * 2 > target_bytes
+        # The first rows of its object are in a page: they would be left behind beside dead ones.
+        cut = _row(unit.fragments[0]) > 0
+        large = cut or unit.bytes * 2 > target_bytes
         other = bool(stretch) and stretch[-1].fragments[0].schema != unit.fragments[0].schema
         full = sum(u.bytes for u in stretch) + unit.bytes > target_bytes
         if stretch and (large or other or full):
@@ -362,7 +368,7 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
     layout = FragmentLayout(schema=rewrite.fragments[0].schema, root=root, key=())
     prefix = name.rpartition("/")[0]
     # Always an object, however small: the diff can name nothing else.
-    with FragmentWriter(blobs, prefix, layout, "compacted", inline=False) as writer:
+    with FragmentWriter(blobs, prefix, layout, COMPACTION, inline=False) as writer:
         for fragment in rewrite.fragments:
             with located(name, fragment.begin, fragment.end):
                 for batch in read_fragment(blobs, fragment, root):

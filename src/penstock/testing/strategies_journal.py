@@ -43,7 +43,7 @@ def _runs(draw: st.DrawFn) -> tuple[Run, ...]:
 
 def digests() -> st.SearchStrategy[Digest]:
     sizes, value = st.integers(0, 1 << 40), st.integers(0, (1 << 64) - 1)
-    return st.builds(Digest, bytes=sizes, footer=sizes, value=value)
+    return st.builds(Digest, bytes=sizes, footer=sizes, value=value, rows=sizes)
 
 
 @st.composite
