@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -222,6 +223,7 @@ def test_what_a_killed_preview_leaves_is_removed_by_the_next(place: Place) -> No
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(place.directory), kind, json.dumps(place.config)],
         stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         assert process.stdout is not None

@@ -19,6 +19,7 @@ FINAL = {
     ErrorKind.UNAUTHENTICATED,
     ErrorKind.PERMISSION_DENIED,
     ErrorKind.STORE_RESET,
+    ErrorKind.DAMAGED,
 }
 
 

@@ -45,6 +45,7 @@ POINTS = sorted(
 )
 
 NEVER_REACHED = {
+    "leader.after-supersede": "no backfill was raised",
     "leader.after-gather": "nothing is gathered ahead where the tail is quick",
     "leader.after-trigger-hint-record": "only direct stores learn of triggers so late",
     "leader.after-ack-record": "this endpoint acknowledges without patches",

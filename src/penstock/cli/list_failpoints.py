@@ -22,6 +22,7 @@ DECLARED_IN = (
     "penstock.connectors.postgres_rows",
     "penstock.connectors.sqlite",
     "penstock.runtime.materialize.leader",
+    "penstock.runtime.renames",
 )
 """Points are declared where they stand, and known once their module is imported."""
 
