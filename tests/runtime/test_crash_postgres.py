@@ -49,9 +49,11 @@ ELSEWHERE = {
     "leader.after-ack-record",
     "leader.after-apply-record",
     "leader.after-reconcile",
+    "leader.after-supersede",
     "postgres.after-stage",
 }
-"""Not passed by the leader here: no webhooks, no patches, nothing to apply, tasks that stage."""
+"""Not passed by the leader here: no webhooks, no patches, nothing to apply, no backfill, tasks that
+stage."""
 
 POINTS = sorted(
     name
