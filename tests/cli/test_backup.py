@@ -232,7 +232,7 @@ def test_a_restored_deployment_has_all_of_its_documents_and_runs(
     ("endpoint", "known"),
     [
         pytest.param("went on", "which this task does not know", id="ahead of the backup"),
-        pytest.param("is new", "has lost its checkpoint", id="empty"),
+        pytest.param("is new", "is gone, and acme/views had filled it", id="empty"),
     ],
 )
 def test_an_endpoint_that_does_not_fit_is_refused_and_filled_anew_by_a_backfill(

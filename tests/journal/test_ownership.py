@@ -307,9 +307,11 @@ async def test_a_token_for_some_keys_is_enough_once_the_store_is_marked(tmp_path
     blobs = open_blobs(str(tmp_path))
     whole, scoped = Journals(store), Journals(Scoped(store))  # type: ignore[arg-type]
     try:
+        blobs.write(f"acme/{'0' * 32}-x.parquet", b"of somebody")
         with pytest.raises(ForeignBlobs, match="not that of these journals") as caught:
             await Ownership(scoped, blobs).claim()
         assert "token" in str(caught.value)
+        blobs.delete(f"acme/{'0' * 32}-x.parquet")
         await Ownership(whole, blobs).take_turn()
         await Ownership(scoped, blobs).claim()
     finally:

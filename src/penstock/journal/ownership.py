@@ -29,8 +29,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -69,6 +70,17 @@ _INCARNATION: Final = re.compile(r"[0-9a-f]{32}")
 _CLAIMED = failpoints.declare("blobs.claimed", "a blob store is claimed, and not marked yet")
 _MARKED = failpoints.declare("blobs.marked", "a blob store is marked, there is no object yet")
 _TURNED = failpoints.declare("blobs.turned", "a turn is taken, and not in the mark yet")
+
+
+_THREADS: Final = ThreadPoolExecutor(2, thread_name_prefix="blob-owner")
+"""Of their own: whoever is about to write waits for a claim in a thread, and all others may be
+taken by such writers."""
+
+T = TypeVar("T")
+
+
+async def _aside(call: Callable[..., T], *arguments: object) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *arguments)
 
 
 class ForeignBlobs(UserError):
@@ -165,7 +177,7 @@ class Ownership:
                 return
             if not await self._is_marked():
                 store = (await self._store.incarnation()).hex()
-                await asyncio.to_thread(_put_first_mark, self._blobs, store)
+                await _aside(_put_first_mark, self._blobs, store)
             self._claimed_s = time.monotonic()
 
     @property
@@ -181,7 +193,7 @@ class Ownership:
     async def seize(self) -> Mark | None:
         """Mark the blob store as that of these journals, whosever it was; what it was before."""
         try:
-            before = await asyncio.to_thread(read_mark, self._blobs)
+            before = await _aside(read_mark, self._blobs)
         except ForeignBlobs:
             before = None
         await self._turn()
@@ -192,16 +204,16 @@ class Ownership:
         await _record_turn(self._store, turn)
         failpoints.hit(_TURNED)
         mark = msgspec.json.encode(Mark(store=store, turn=turn))
-        await asyncio.to_thread(self._blobs.replace, MARK, mark)
-        for claim in await asyncio.to_thread(_claims, self._blobs):  # which a crash has left
-            await asyncio.to_thread(self._blobs.delete, claim)
+        await _aside(self._blobs.replace, MARK, mark)
+        for claim in await _aside(_claims, self._blobs):  # which a crash has left
+            await _aside(self._blobs.delete, claim)
 
     async def _is_marked(self) -> bool:
         """Whether the mark is there, and ours; raises if it is another, or must not be made."""
-        mark = await asyncio.to_thread(read_mark, self._blobs)
+        mark = await _aside(read_mark, self._blobs)
         if mark is None and (why := await self._unknown()) is not None:
             # Unless somebody of ours has marked it and written the first object just now.
-            mark = await asyncio.to_thread(read_mark, self._blobs)
+            mark = await _aside(read_mark, self._blobs)
             if mark is None:
                 raise _foreign(self._blobs, why)
         if mark is None:
@@ -231,15 +243,15 @@ class Ownership:
         except ConsensusError as error:
             if error.kind is not ErrorKind.PERMISSION_DENIED:
                 raise
-            if not await asyncio.to_thread(is_used, self._blobs):
+            if not await _aside(is_used, self._blobs):
                 return None
             return "it has objects and no mark, and this token may not read all journals to tell"
         if named:
             for path in named:
-                if await asyncio.to_thread(self._blobs.exists, path):
+                if await _aside(self._blobs.exists, path):
                     return None
             return "it has none of the objects that the journals name"
-        if await asyncio.to_thread(is_used, self._blobs):
+        if await _aside(is_used, self._blobs):
             return "it has objects, and the journals name none of them"
         return None
 

@@ -130,7 +130,8 @@ async def verify(
             done.add(looked.done)
             named |= looked.named
     progress(len(names), len(names))
-    done.unnamed = len(listed - named)
+    marks = {path for path in listed if path.startswith("=")}  # whose it is, and what is garbage
+    done.unnamed = len(listed - named - marks)
     return done
 
 
