@@ -1,6 +1,6 @@
-# `make` lists the targets. Each does the set-up it needs; nothing outside .venv and .venv-peers is
-# touched, except that a missing Java (and, for tests, PostgreSQL) is installed with apt where that
-# is allowed.
+# `make` lists the targets. Each does the set-up it needs, and changes nothing outside .venv and
+# .venv-peers, except that it installs a missing Java (and, for tests, PostgreSQL) with apt if it is
+# allowed to.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
@@ -9,10 +9,10 @@ export PYTHON
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-PEERS := src/penstock/bench/peers/requirements.txt
+PEERS := bench/penstock_bench/peers/requirements.txt
 JOBS ?= 2
 
-.PHONY: help setup demo test lint fix bench chaos proto clean
+.PHONY: help setup demo test unit lint fix bench chaos proto clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,28 +21,28 @@ help: ## list the targets
 
 .venv/runtime: pyproject.toml
 	@scripts/ensure-venv
-	@echo "installing Penstock and what it needs into .venv" >&2
+	@echo "installing Penstock and its dependencies into .venv" >&2
 	@$(PIP) install -e .
 	@touch $@
 
 .venv/dev: .venv/runtime
-	@echo "installing the tools for tests and checks into .venv" >&2
+	@echo "installing tools for tests and checks into .venv" >&2
 	@$(PIP) install -e '.[dev]'
 	@touch $@
 
 .venv/bench: .venv/runtime
-	@echo "installing what draws charts into .venv" >&2
+	@echo "installing matplotlib for charts into .venv" >&2
 	@$(PIP) install -e '.[bench]'
 	@touch $@
 
-# What Penstock is compared with has a venv of its own, and is no dependency.
+# The benchmarks' peers have a virtual environment of their own; they are not dependencies.
 .venv-peers/installed: $(PEERS) | .venv/runtime
-	@echo "installing the peers of the benchmarks into .venv-peers" >&2
+	@echo "installing the benchmarks' peers into .venv-peers" >&2
 	@$(BIN)/python -m venv .venv-peers
 	@.venv-peers/bin/pip --disable-pip-version-check --quiet install -r $(PEERS)
 	@touch $@
 
-# Spark starts in half the time from an archive of its classes; it also starts without.
+# An archive of its classes halves the start of Spark; it also starts without one.
 .venv/prepared: .venv/runtime
 	@scripts/ensure-java
 	@$(BIN)/penstock prepare >&2 || true
@@ -65,6 +65,12 @@ test: setup .venv/dev lint ## everything: lint, types, imports, and the whole te
 	@scripts/ensure-postgres
 	@$(BIN)/pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
+# Tests that need neither Spark nor a database server: decisions, algebras, catalogs.
+UNIT := tests/model tests/catalog tests/native tests/servicekit tests/shuffle tests/runtime
+unit: .venv/dev ## the quick inner loop: no Spark, no PostgreSQL, no lint
+	@HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -n $(JOBS) --dist loadfile \
+		-m 'not spark and not postgres and not chaos and not slow' $(UNIT) $(ARGS)
+
 lint: .venv/dev ## format, lint, types, imports, spelling
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -72,7 +78,7 @@ lint: .venv/dev ## format, lint, types, imports, spelling
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/codespell src docs scripts *.md
 
-fix: .venv/dev ## let the formatter and the linter fix what they can
+fix: .venv/dev ## fix what the formatter and the linter can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -83,5 +89,5 @@ chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connecti
 proto: .venv/dev ## generate the protocol code
 	@$(BIN)/python scripts/generate_protocols.py
 
-clean: ## remove .venv, .venv-peers and what runs left behind
+clean: ## remove .venv, .venv-peers and the output of runs
 	@rm -rf .venv .venv-peers demo .penstock build dist

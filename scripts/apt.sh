@@ -1,4 +1,4 @@
-# apt_install PACKAGE: install with apt when this is root or sudo asks for no password; else fail quietly.
+# apt_install PACKAGE: install with apt as root, or with sudo if it needs no password; otherwise fail quietly.
 apt_install() {
     command -v apt-get >/dev/null 2>&1 || return 1
     if [ "$(id -u)" = 0 ]; then as_root=""

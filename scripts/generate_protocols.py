@@ -1,6 +1,6 @@
-"""Write the Python code of every protocol under src/ beside its .proto file.
+"""Generate the Python code of every protocol under src/, beside its .proto file.
 
-scripts/generate_protocols.py [DIRECTORY]    into another directory, for comparing
+scripts/generate_protocols.py [DIRECTORY]    write to another directory, to compare
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
 def generate(out: Path) -> list[Path]:
-    """The generated files, relative to `out`; names in them follow from their path under src/."""
+    """Generate into `out`, and return the files relative to it.
+
+    Names in the generated code follow from the paths under src/.
+    """
     protos = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.proto"))
     arguments = ["", f"-I{SOURCE}", f"--python_out={out}", f"--pyi_out={out}", *map(str, protos)]
     if protoc.main(arguments) != 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from penstock.engine import EngineOptions, close_spark, open_spark
 
+    # Python workers of Spark import what tests give them (`support.endpoints`), and inherit this.
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     yield open_spark(
         EngineOptions(
             master="local[2]",

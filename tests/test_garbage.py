@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -17,21 +17,21 @@ def _collector() -> Iterator[None]:
 
 
 def test_nothing_is_collected_within() -> None:
-    with uncollected():
+    with gc_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_blocks_may_lie_within_each_other() -> None:
-    with uncollected():
-        with uncollected():
+    with gc_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_an_error_ends_it_too() -> None:
-    @uncollected()
+    @gc_paused()
     def fail() -> None:
         raise ValueError("no")
 
@@ -43,6 +43,6 @@ def test_an_error_ends_it_too() -> None:
 
 def test_who_has_turned_it_off_finds_it_off() -> None:
     gc.disable()
-    with uncollected():
+    with gc_paused():
         pass
     assert not gc.isenabled()

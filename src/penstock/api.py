@@ -17,19 +17,18 @@ import asyncio
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from penstock import wall_clock
-from penstock.batch import TaskRun, materializations, open_world, run_until
+from penstock.batch import TaskRun, open_world, run_until, tasks_to_run
 from penstock.catalog import desired
+from penstock.catalog.append import append_documents
 from penstock.catalog.build import load_catalog
-from penstock.catalog.desired import Applied
+from penstock.catalog.collection_lookup import find_collection
+from penstock.catalog.desired import ApplyResult
 from penstock.catalog.evolution import fits_documents
-from penstock.catalog.intake import Intake
-from penstock.catalog.lookup import find_collection, salt_of
 from penstock.connectors.builtin import locate
 from penstock.consensus.open import open_consensus
 from penstock.deployment import check_not_lost
@@ -39,22 +38,15 @@ from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import LoopThread, current_revision
 from penstock.journal.journals import Journal, Journals
 from penstock.journal.ownership import Ownership
-from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import LabelSelector
-from penstock.model.clock import Producer
-from penstock.model.schema import compiled
 from penstock.model.spec import CollectionSpec
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.consensus.store import Consensus
-
-REFUSALS_SHOWN: Final = 20
-"""Bad documents that an error names."""
 
 
 def open(  # noqa: A001 - it is called as penstock.open
@@ -123,7 +115,7 @@ class Penstock:
         """The process's SparkSession, started if there is none."""
         return open_spark(EngineOptions(master=self._settings.master, conf=self._settings.conf))
 
-    def apply(self, *catalogs: str | Path) -> Applied:
+    def apply(self, *catalogs: str | Path) -> ApplyResult:
         """Check catalogs and record them as what shall run here; what they leave out is removed."""
         paths = [Path(path) for path in catalogs]
         given = load_catalog(paths, environ=os.environ, locate=locate)
@@ -135,7 +127,7 @@ class Penstock:
 
         If one does not fit the collection's schema, nothing is appended.
         """
-        return self._thread.run(self._append(collection, documents))
+        return self._thread.run(self._append(collection, _lines(documents)))
 
     def run(self, *tasks: str, shards: int | None = None) -> tuple[TaskRun, ...]:
         """Run the materializations of the catalog, or those named, until they have caught up.
@@ -188,7 +180,7 @@ class Penstock:
 
     async def _run(self, names: Sequence[str], shards: int | None) -> tuple[TaskRun, ...]:
         catalog = await desired.load(self._store)
-        specs = materializations(catalog, names)
+        specs = tasks_to_run(catalog, names)
         until = await current_revision(self._store)
         world = await open_world(self._settings, self._store)
         outcomes = await asyncio.gather(
@@ -199,46 +191,17 @@ class Penstock:
                 raise outcome.error
         return tuple(outcomes)
 
-    async def _append(self, name: str, documents: Iterable[Mapping[str, Any]]) -> int:
-        catalog = await desired.load(self._store)
-        spec = find_collection(catalog, name)
-        salt = salt_of(spec, catalog)
-        await self._ownership.check()
-        publisher = Publisher(
+    async def _append(self, collection: str, lines: bytes) -> int:
+        appended = await append_documents(
             self._journals,
             self._blobs,
             self._schemas,
-            [Mapped(spec=spec)],
-            producer=Producer.from_random(os.urandom(6)),
-            now=wall_clock.now,
-            ownership=self._ownership,
+            self._ownership,
+            await desired.load(self._store),
+            collection,
+            lambda intake: intake.read(io.BytesIO(lines), "document"),
         )
-        intake = Intake(compiled(spec.write_schema.text), salt=salt)
-        try:
-            for chunk in _checked(intake, documents, name):
-                await publisher.publish(0, chunk)
-            await publisher.commit_now()
-        except BaseException:
-            await publisher.abort()
-            raise
-        return publisher.count(0).documents
-
-
-def _checked(
-    intake: Intake, documents: Iterable[Mapping[str, Any]], collection: str
-) -> Iterator[pyarrow.RecordBatch]:
-    """Documents as columns; at the end, an error that names those that do not fit."""
-    wrong: list[str] = []
-    for chunk in intake.read(io.BytesIO(_lines(documents)), "document"):
-        wrong += [refused.render() for refused in chunk.refused]
-        if chunk.documents is not None and not wrong:
-            yield chunk.documents
-    if wrong:
-        raise UserError(
-            f"nothing was appended: {len(wrong)} of the documents do not fit the schema "
-            f"of {collection}",
-            why="\n        ".join(wrong[:REFUSALS_SHOWN]),
-        )
+        return appended.documents
 
 
 def _lines(documents: Iterable[Mapping[str, Any]]) -> bytes:

@@ -19,11 +19,11 @@ from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
-from penstock.model.spec import Catalog, Endpoint, MaterializationSpec
-from penstock.runtime.connector import Materialization
-from penstock.runtime.control import Control, Stopped
-from penstock.runtime.materialize.build import Built, build
-from penstock.runtime.materialize.leader import World
+from penstock.model.spec import Catalog, Endpoint
+from penstock.runtime.connector.materialize import Materialization
+from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
+from penstock.runtime.kinds import TaskSpec, build_task, runnable_tasks
+from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.consensus.store import Consensus
-    from penstock.runtime.materialize.work import Progress
     from penstock.settings import Settings
 
 _log = logging.getLogger("penstock.runtime")
@@ -48,7 +47,7 @@ FAILURES_MAX: Final = 5
 
 @dataclass(slots=True, kw_only=True)
 class TaskRun:
-    """What became of one task."""
+    """The outcome of running one task."""
 
     task: str
     transactions: int = 0
@@ -60,10 +59,10 @@ class TaskRun:
     jobs_per_transaction_max: int = 0
     seconds: float = 0.0
     stopped: bool = False
-    """It was told to stop, and may not have caught up."""
+    """It was asked to stop, and may not have caught up."""
     error: PenstockError | None = None
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: TransactionSummary) -> None:
         """Count a transaction."""
         self.transactions += 1
         self.documents += progress.documents
@@ -74,8 +73,8 @@ class TaskRun:
 
 
 @dataclass(slots=True)
-class Reins:
-    """What stops runs that are under way."""
+class StopHandle:
+    """Stops runs that are under way."""
 
     _controls: list[Control] = field(default_factory=list)
 
@@ -91,9 +90,9 @@ class Reins:
             control.stop()
 
 
-def materializations(catalog: Catalog, names: Sequence[str] = ()) -> list[MaterializationSpec]:
-    """Those named, which must be there, or all that are not disabled."""
-    by_name = {spec.name: spec for spec in catalog.materializations}
+def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
+    """Return the tasks named, which must be there, or all that are not disabled."""
+    by_name = {spec.name: spec for spec in runnable_tasks(catalog)}
     for name in names:
         if name not in by_name:
             raise UserError(
@@ -104,7 +103,7 @@ def materializations(catalog: Catalog, names: Sequence[str] = ()) -> list[Materi
             )
     if names:
         return [by_name[name] for name in names]
-    return [spec for spec in catalog.materializations if not spec.shards.disable]
+    return [spec for spec in by_name.values() if not spec.shards.disable]
 
 
 def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
@@ -122,7 +121,7 @@ def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> W
         spark=start,
         now=wall_clock.now,
         entropy=os.urandom,
-        between=f"file://{(settings.data / 'between').resolve()}",  # as Hadoop has it: not quoted
+        local_dir=(settings.data / "between").resolve(),
     )
 
 
@@ -135,13 +134,13 @@ async def open_world(settings: Settings, store: Consensus, *, ends: bool = False
 
 async def run_until(
     catalog: Catalog,
-    spec: MaterializationSpec,
+    spec: TaskSpec,
     world: World,
     revision: int,
     *,
     shards: int | None = None,
-    reins: Reins | None = None,
-    told: Callable[[TaskRun, Progress], None] = lambda _, __: None,
+    stop: StopHandle | None = None,
+    on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
 ) -> TaskRun:
     """Run a task until it has stored what was committed up to `revision`.
 
@@ -149,18 +148,18 @@ async def run_until(
     """
     run = TaskRun(task=spec.name)
 
-    def progressed(progress: Progress) -> None:
+    def progressed(progress: TransactionSummary) -> None:
         run.add(progress)
-        told(run, progress)
+        on_progress(run, progress)
 
     control = Control(until_revision=revision, on_progress=progressed)
-    if reins is not None:
-        reins.add(control)
+    if stop is not None:
+        stop.add(control)
     began = time.monotonic()
     try:
-        built = await control.stoppable(_built(catalog, spec, shards, control))
-        await supervise(built, world, control, Patience(failures_max=FAILURES_MAX))
-    except Stopped:
+        task = await control.stoppable(_built(catalog, spec, shards, control))
+        await supervise(task, world, control, Patience(failures_max=FAILURES_MAX))
+    except StoppedEarly:
         pass
     except PenstockError as error:
         run.error = error
@@ -171,8 +170,8 @@ async def run_until(
 
 
 async def _built(
-    catalog: Catalog, spec: MaterializationSpec, shards: int | None, control: Control
-) -> Built:
+    catalog: Catalog, spec: TaskSpec, shards: int | None, control: Control
+) -> RunnableTask:
     """Build a task; again in a while, if its endpoint cannot be asked just now."""
     failures = 0
     while True:
@@ -188,13 +187,13 @@ async def _built(
 
 async def build_stoppably(
     catalog: Catalog,
-    spec: MaterializationSpec,
+    spec: TaskSpec,
     control: Control,
     *,
     shards: int | None = None,
     name: str | None = None,
     connector: Materialization | None = None,
-) -> Built:
+) -> RunnableTask:
     """Build a task, which asks its endpoint; the log says so if that takes long."""
     made: list[Materialization] = []
 
@@ -211,5 +210,5 @@ async def build_stoppably(
 
     with control.waits.on(spec.name, "its endpoint", look):
         return await interruptible(
-            lambda: build(catalog, spec, connect, shards=shards, name=name), interrupt
+            lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt
         )

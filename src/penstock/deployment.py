@@ -1,4 +1,4 @@
-"""The stores of a deployment, as settings name them, before they are opened."""
+"""Check the stores of a deployment before they are opened."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def is_there(settings: Settings) -> bool:
-    """Whether there may be something in the consensus store; a database has to be asked."""
+    """True if the consensus store may exist; only SQLite can be ruled out without connecting."""
     url = settings.consensus
     return scheme_of(url) is not Scheme.SQLITE or sqlite_path(url).exists()
 
 
 def check_not_lost(settings: Settings) -> None:
-    """Refuse to begin anew where objects say that there was a consensus store before."""
+    """Refuse to start over where the blob store shows that a consensus store existed."""
     from penstock.journal.blobs import open_blobs
     from penstock.journal.ownership import is_used
 
@@ -29,8 +29,8 @@ def check_not_lost(settings: Settings) -> None:
         raise UserError(
             "the consensus store is missing, but the blob store has objects",
             where=str(sqlite_path(settings.consensus)),
-            why=f"they are in {blobs}; without the consensus store nobody can tell what they are",
-            fix="restore it from a backup; or check --data, --consensus and --blob. A new "
-            "deployment needs a blob store, or a prefix, of its own; to start over here, remove "
+            why=f"they are in {blobs}; without the consensus store they cannot be read",
+            fix="restore it from a backup, or check --data, --consensus and --blob. A new "
+            "deployment needs its own blob store, or prefix in one; to start over here, remove "
             "the objects",
         )

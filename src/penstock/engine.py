@@ -35,7 +35,7 @@ ARCHIVE_CLASSES = "-XX:ArchiveClassesAtExit"
 
 _PARTITIONS_PER_CORE = 4
 _FEW_CORES = 4
-"""Up to so many, collecting garbage by several of them at once saves less than it costs."""
+"""Up to this many cores the serial garbage collector wins."""
 
 _SHORT_YOUNG = "-Xmn128m"
 """Of what a short session makes on few cores nothing grows old: with more room, it is only found
@@ -75,10 +75,10 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 class Lifetime(enum.Enum):
-    """How long a session will be used: what the JVM should spend its time and memory on."""
+    """How long a session is used, which decides where the JVM spends its time and memory."""
 
-    LONG = "until it is told to stop: short pauses, and code that is compiled well"
-    BATCH = "until what is there is done: nobody waits for pauses, so memory counts"
+    LONG = "until it is stopped: short pauses, and code that is compiled well"
+    BATCH = "until the backlog is done: pauses do not matter, so memory counts"
     SHORT = "a minute or less, of which the optimising compiler would take a third for nothing"
 
 
@@ -135,7 +135,7 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
             why=str(e).splitlines()[0] if str(e) else type(e).__name__,
             fix=f"read {log}; `penstock doctor` checks Java and the machine",
         ) from e
-    if options.log_dir is None:  # of a session that started, nobody will want it afterwards
+    if options.log_dir is None:  # the session has started: its log is of no use any more
         atexit.register(shutil.rmtree, log_dir, ignore_errors=True)
     if not options.master.startswith("local[") and options.master != "local":
         spark.sparkContext.addPyFile(str(_zip_package(log_dir)))
@@ -151,12 +151,12 @@ def _running() -> SparkSession | None:
 
 
 def runs_here(spark: SparkSession) -> bool:
-    """Whether tasks run on this machine, and see its files."""
+    """True if tasks run on this machine, and see its files."""
     return (spark.sparkContext.master or "").startswith("local")
 
 
 def exchange_partitions(spark: SparkSession) -> int:
-    """How many partitions an exchange makes, unless it says otherwise."""
+    """The number of partitions that an exchange makes, unless it says otherwise."""
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
 
 
@@ -188,7 +188,7 @@ def peak_rss_bytes() -> int | None:
 def peak_rss_of(process: int | str) -> int | None:
     """The most memory that a process ("self": this one) had resident; None if not known.
 
-    Not what `getrusage` says: that counts the memory of whoever started the process, too.
+    Not what `getrusage` says: that counts the memory of the parent process, too.
     """
     try:
         status = Path(f"/proc/{process}/status").read_text()
@@ -207,7 +207,7 @@ def _parallelism(master: str) -> dict[str, str]:
 
 
 def _protection(master: str) -> dict[str, str]:
-    """Where driver and executors are one process, nobody else has business at its ports.
+    """Where driver and executors are one process, nothing else needs to reach its ports.
 
     They are on loopback, and other users of the host could use them; Spark makes up a secret, and
     keeps it. A cluster has its own, which only its operator knows.
@@ -236,7 +236,7 @@ def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
 
 
 def class_archive(java: Java) -> Path:
-    """Where Spark's classes are kept as the JVM wants them, if `penstock prepare` was run.
+    """The archive that has Spark's classes as the JVM wants them, if `penstock prepare` was run.
 
     Loading and verifying them is half of the time that Spark takes to start and to run a first job.
     It lies in the environment that Penstock is installed in, and goes with it.
@@ -250,7 +250,7 @@ def _quoted(text: str) -> str:
 
 
 def _launch_environment(conf: Mapping[str, str], java: Java) -> dict[str, str]:
-    """What Spark's launcher and PySpark read from the environment only.
+    """Settings that Spark's launcher and PySpark read from the environment only.
 
     Executors run this very interpreter: the first `python3` on the path lacks our packages. A
     cluster whose machines keep it elsewhere says so with `spark.pyspark.python`.

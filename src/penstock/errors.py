@@ -1,22 +1,21 @@
-"""What can go wrong, as people see it.
+"""The errors that users see.
 
     PenstockError         says what, where, why and how to fix it; printed without a stack trace
-    ├── UserError         a mistake in what was given: catalog, document, option (exit 1)
-    │   └── UsageError    a command line that cannot be meant (exit 2)
+    ├── UserError         a mistake in the input: catalog, document, option (exit 1)
+    │   └── UsageError    a wrong command line (exit 2)
     ├── Unavailable       something outside is missing or refuses: Java, a database, a disk
-    └── Bug               an invariant of ours does not hold; please report it
+    └── Bug               an invariant of Penstock does not hold: please report it
 
-Whether an operation on the consensus store happened is a different question; its types are in
-`penstock.consensus.store`.
+The outcomes of operations on the consensus store are in `penstock.consensus.store`.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """An error for people: one line of what happened, then where, why and what to do about it.
+    """An error for users: what happened, then where, why and what to do about it.
 
-    Never holds a secret: the text may end up in logs, state and bug reports.
+    It never holds a secret: the text may end up in logs, state and bug reports.
     """
 
     exit_code = 1
@@ -52,17 +51,17 @@ def _rebuild(
 
 
 class UserError(PenstockError):
-    """The input is wrong; nothing was changed because of it."""
+    """The input is wrong. Nothing was changed."""
 
 
 class UsageError(UserError):
-    """The command line cannot be meant."""
+    """The command line is wrong."""
 
     exit_code = 2
 
 
 class Unavailable(PenstockError):
-    """Something Penstock needs from outside is missing, unreachable or refuses."""
+    """Something outside that Penstock needs is missing, unreachable or refuses."""
 
 
 class Bug(PenstockError):

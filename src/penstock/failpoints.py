@@ -1,8 +1,8 @@
 """Named crash points.
 
 `PENSTOCK_FAILPOINT=name[:n]` makes the process die by `os._exit(137)` at the n-th hit of that
-point (the first, by default): no `finally`, no flush, no goodbye, as a kernel or a power cut
-would do it. Tests set it to prove that every step may be the last one.
+point (the first, by default): no `finally`, no flush, as if the kernel killed it or power failed.
+Tests use it to prove that a crash after any step is harmless.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _ENV = "PENSTOCK_FAILPOINT"
 _EXIT_CODE = 137
 
 FAILPOINTS: dict[str, str] = {}
-"""Every declared point with a sentence about where it stands; `penstock failpoints` prints it."""
+"""Every declared point, and a sentence on where it is; `penstock failpoints` prints them."""
 
 _hits_left: dict[str, int] = {}
 
 
 def declare(name: str, where: str) -> str:
-    """Declare a crash point at import time; returns its name, to be passed to `hit`."""
+    """Declare a crash point at import time; return its name, to be passed to `hit`."""
     FAILPOINTS[name] = where
     return name
 
 
 def arm(spec: str | None) -> None:
-    """Arm the point that `spec` names; called once, at start-up, with the environment's value."""
+    """Arm the point that `spec` names; called once at startup, with the environment's value."""
     _hits_left.clear()
     if not spec:
         return
@@ -41,7 +41,7 @@ def arm(spec: str | None) -> None:
 
 
 def hit(name: str) -> None:
-    """Die here if this point is armed and its count is reached."""
+    """Exit here if this point is armed and its count is reached."""
     if name not in _hits_left:
         return
     _hits_left[name] -= 1

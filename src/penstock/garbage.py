@@ -1,7 +1,7 @@
 """Python's collector of cycles, kept away from work that makes many objects and no cycles.
 
-It looks through everything there is whenever there is a quarter more of it. To whoever decodes ten
-thousand journals, or documents by the thousand, that is a third of the time.
+The collector looks through all objects whenever their number has grown by a quarter. When ten
+thousand journals are decoded, or documents by the thousand, that takes a third of the time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """No collection within the block, or the function that this decorates.
+def gc_paused() -> Iterator[None]:
+    """Pause collection within the block, or the function that this decorates.
 
-    Counts for the whole process, so the block must be short: what others leave behind meanwhile is
-    collected afterwards. Blocks may overlap, and the one that began first ends it for all.
+    It pauses for the whole process, so the block must be short and must not await: what others
+    leave behind meanwhile is collected afterwards. Blocks may overlap, and the one that began first
+    ends the pause for all.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,8 @@
-"""What a person configured: flag > environment > penstock.toml > default, resolved once.
+"""Settings: flag > environment > penstock.toml > default, resolved once.
 
-This is the only module that reads the environment for settings. Secrets are not settings: they
-stay references (`${env:NAME}`, `${file:path}`) until the moment a connector is opened.
+This is the only module that reads the environment for settings. `master` and `conf` are the user's
+Spark settings; those that Penstock itself sets are in `engine.py`. Secrets are not settings: they
+stay references (`${env:NAME}`, `${file:path}`) until a connector is opened.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Settings:
         environ: Mapping[str, str],
         directories: Sequence[Path] = (Path(),),
     ) -> Self:
-        """Take each setting from the first place that gives it.
+        """Take each setting from the first place that has it.
 
-        `flags` holds None (or an empty list) for what was not given; `directories` are where a
-        penstock.toml may lie, the first one found counts.
+        `flags` holds None, or an empty list, for flags that were not given. The first penstock.toml
+        found in `directories` counts.
         """
         file = next((d / TOML_NAME for d in directories if (d / TOML_NAME).is_file()), None)
         written = _read_toml(file) if file else {}
@@ -74,7 +75,7 @@ class Settings:
 
 
 def sqlite_url(path: Path) -> str:
-    """SQLAlchemy's form: three slashes, then the path; four for an absolute one."""
+    """Return a URL in SQLAlchemy's form: three slashes, then the path; four if it is absolute."""
     return f"sqlite:///{path}"
 
 
@@ -82,7 +83,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         written = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise UserError(f"cannot read {file}", why=str(e), fix="correct it, or remove it") from e
+        raise UserError(f"cannot read {file}", why=str(e), fix="correct or remove it") from e
     known = {f.name.replace("_", "-") for f in dataclasses.fields(Settings)} - _NOT_IN_FILES
     for name in written:
         if name not in known:

@@ -1,8 +1,8 @@
-"""A small deployment that uses what Penstock uses of Spark, so that its classes can be archived.
+"""Run a small deployment so that the JVM can archive the Spark classes that Penstock uses.
 
-`python -m penstock.training FILE` runs it in a JVM that writes, when it ends, the classes it has
-loaded to FILE (`penstock.engine.class_archive`). A large transaction and a small one, since they
-take different roads: Parquet files, an exchange and Python workers; rows that travel with the plan.
+`python -m penstock.training FILE` runs it in a JVM that, when it ends, writes the classes it loaded
+to FILE (`penstock.engine.class_archive`). It runs a large transaction and a small one, because they
+take different paths: Parquet files, an exchange and Python workers; rows that travel with the plan.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ materializations:
 
 _MANY, _FEW = 120_000, 100
 _DUMP_S = 300
-"""To write an archive takes a busy machine a while."""
+"""A busy machine takes a while to write an archive."""
 
 
 def train(archive: Path) -> None:
-    """Run it, and have the JVM write the archive."""
-    with tempfile.TemporaryDirectory(prefix="penstock-training-") as scratch:
-        directory = Path(scratch)
+    """Run the deployment, and have the JVM write the archive."""
+    with tempfile.TemporaryDirectory(prefix="penstock-training-") as temporary:
+        directory = Path(temporary)
         catalog = directory / "catalog.yaml"
         catalog.write_text(_CATALOG % (directory / "pages.db"))
         conf = {"spark.driver.extraJavaOptions": f"{ARCHIVE_CLASSES}={archive}"}
@@ -59,7 +59,7 @@ def train(archive: Path) -> None:
 
 
 def _visit(number: int) -> dict[str, object]:
-    """A text that does not compress, or the rows would be too few for files of their own."""
+    """Return a document with text that does not compress: a small batch would not become files."""
     mixed = number * 0x9E3779B97F4A7C15 % (1 << 64)
     text = f"{mixed:016x}{mixed * 31 % (1 << 64):016x}{mixed * 97 % (1 << 64):016x}"
     return {"page": mixed % 5000, "visits": 1, "longest": mixed % 997, "last": text}

@@ -1,4 +1,4 @@
-"""The time on the wall, as the clock that documents are stamped with."""
+"""Wall time, as the clock that documents are stamped with."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from penstock.model.clock import Clock, from_unix
 
 
 def now() -> Clock:
-    """This moment. It may go back; who stamps documents keeps their clocks growing."""
+    """Return the current time. It may go back; publishers keep their clocks growing."""
     return from_unix(*divmod(time.time_ns(), 1_000_000_000))

@@ -10,10 +10,10 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.catalog import desired
-from penstock.catalog.lookup import find_collection
+from penstock.catalog.collection_lookup import find_collection
 from penstock.consensus.open import Scheme, scheme_of, sqlite_path
 from penstock.errors import UserError
-from penstock.journal.source import CollectionSource, Place
+from penstock.journal.source import CollectionSource, StoreUrls
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["DefaultSource"]
 class DefaultSource(CollectionSource):
     """Committed documents of a collection (`penstock.journal.source`)."""
 
-    def place(self) -> Place:
+    def place(self) -> StoreUrls:
         flags = {name: self.options.get(name) for name in ("data", "consensus", "blob")}
         settings = Settings.resolve(flags, os.environ)
         url = settings.consensus
@@ -36,7 +36,7 @@ class DefaultSource(CollectionSource):
                 where=str(sqlite_path(url).absolute()),
                 fix='name the data directory: .option("data", "/path/to/.penstock")',
             )
-        return Place(consensus=url, blob=settings.blob)
+        return StoreUrls(consensus=url, blob=settings.blob)
 
     async def find(self, store: Consensus, collection: str) -> CollectionSpec:
         return find_collection(await desired.load(store), collection)

@@ -1,4 +1,4 @@
-"""Kills at random moments and at chosen ones, and rows that are wrong after them."""
+"""The crash benchmark: kills at random moments and at failpoints, and wrong rows after them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench import crash
-from penstock.bench.crash import (
+from penstock.errors import Unavailable
+from penstock_bench import crash
+from penstock_bench.crash import (
     Deployment,
     Moments,
     Outcome,
+    aimed_failpoints,
     chart,
-    crash_points,
     die_at,
-    judged,
+    judge,
     kill_at_random,
-    together,
+    merge_outcomes,
 )
-from penstock.bench.events import Events, Table
-from penstock.errors import Unavailable
+from penstock_bench.events import Events, Table
 
-# Counts files twice if it dies between its two commits; sleeps, so that kills meet it.
+# Counts a file twice if it dies between its two commits; sleeps there, so that kills hit it.
 PROGRAM = """
 import pathlib, sqlite3, sys, time
 work = pathlib.Path(sys.argv[1])
@@ -40,7 +40,7 @@ for file in sorted(work.glob("*.given")):
 
 @dataclass
 class Careless:
-    """A contestant without Spark, whose kind of mistake is known."""
+    """A contestant without Spark that makes a known mistake."""
 
     work: Path
     lingers_s: float
@@ -65,7 +65,7 @@ class Careless:
     def command(self) -> Sequence[str | Path]:
         return [sys.executable, "-c", PROGRAM, self.work, str(self.lingers_s)]
 
-    def opening(self) -> Sequence[str | Path]:
+    def spark_start_command(self) -> Sequence[str | Path]:
         return [sys.executable, "-c", "pass"]
 
     def counted(self) -> list[str]:
@@ -73,19 +73,19 @@ class Careless:
         return [file for (file,) in rows]
 
 
-def test_who_commits_twice_is_found_out_by_random_kills(tmp_path: Path) -> None:
+def test_random_kills_expose_a_contestant_that_commits_twice(tmp_path: Path) -> None:
     careless = Careless(tmp_path, lingers_s=0.6)
     killed = kill_at_random(careless, tmp_path / "log", files=9, kills=3, chance=random.Random(3))
     assert 1 <= killed <= 3
     assert careless.given == list(range(9))
-    assert careless.held == 0, "all of it was given before the last run"
-    assert not list(tmp_path.glob("*.given")), "the last run came to its end"
+    assert careless.held == 0, "everything was given before the last run"
+    assert not list(tmp_path.glob("*.given")), "the last run finished"
     counted = careless.counted()
     assert set(counted) == {f"{file:03d}.given" for file in range(9)}
     assert len(counted) > 9
 
 
-def test_a_process_that_fails_by_itself_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_fails_on_its_own_raises_with_its_last_output(tmp_path: Path) -> None:
     careless = Careless(tmp_path, lingers_s=0)
     (tmp_path / "db").unlink()
     with pytest.raises(Unavailable, match="careless ended with exit code 1") as raised:
@@ -93,31 +93,33 @@ def test_a_process_that_fails_by_itself_is_an_error_with_its_last_words(tmp_path
     assert "no such table: counted" in (raised.value.why or "")
 
 
-def test_moments_are_drawn_evenly_from_when_spark_is_there() -> None:
+def test_kills_are_uniform_between_the_start_of_spark_and_the_end() -> None:
     chance = random.Random(2)
     drawn = [Moments(6.0, 10.0).draw(chance) for _ in range(400)]
     assert 6 <= min(drawn) <= max(drawn) <= 10
     assert 80 < sum(moment < 7 for moment in drawn) < 120
-    assert Moments(6.0, 5.0).draw(chance) == 5, "it was quicker than the start of Spark once"
+    assert Moments(6.0, 5.0).draw(chance) == 5, "a run may be faster than the start of Spark"
 
 
-def test_points_are_those_of_the_leader_and_of_the_endpoint() -> None:
-    points = crash_points()
-    assert {"leader.after-hint-record", "postgres.before-commit", *crash.BEFORE} <= set(points)
+def test_aimed_failpoints_are_those_of_the_leader_and_of_the_endpoint() -> None:
+    points = aimed_failpoints()
+    assert {"leader.after-hint-record", "postgres.before-commit", *crash.REACHED_AFTER} <= set(
+        points
+    )
     assert {point.partition(".")[0] for point in points} == {"leader", "postgres"}
 
 
-def test_outcomes_of_many_tables_are_one() -> None:
+def test_outcomes_of_many_tables_are_merged() -> None:
     table = Table.of([(1, 1, 5, 5, "eu"), (2, 1, 6, 6, "us")])
     doubled = Table.of([(1, 2, 10, 5, "eu"), (2, 1, 6, 6, "us")])
-    right = judged("Penstock", "aimed kills", 1, table, table)
-    wrong = judged("Penstock", "aimed kills", 2, doubled, table)
-    both = together([right, wrong])
+    right = judge("Penstock", "aimed kills", 1, table, table)
+    wrong = judge("Penstock", "aimed kills", 2, doubled, table)
+    both = merge_outcomes([right, wrong])
     assert (both.kills, both.rows, both.wrong, both.right) == (3, 4, 1, 0.75)
     assert [result.value for result in both.results] == [3, 1]
     assert chart("aimed", "kill", [right, wrong]).bars == (("Penstock", 0), ("Penstock", 50))
-    unharmed = judged("Penstock", "aimed kills", 0, table, table)
-    assert unharmed.right == 0, "nothing was shown by who was never killed"
+    unharmed = judge("Penstock", "aimed kills", 0, table, table)
+    assert unharmed.right == 0, "a contestant that was never killed has shown nothing"
 
 
 def test_events_are_held_back_until_they_trickle(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_events_are_held_back_until_they_trickle(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
-def test_a_task_that_dies_behind_its_endpoints_commit_has_no_wrong_row(
+def test_a_task_that_dies_after_its_endpoints_commit_has_no_wrong_row(
     tmp_path: Path, postgres_url: str
 ) -> None:
     events = Events(2_000, 2, accounts=300)

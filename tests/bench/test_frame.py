@@ -1,4 +1,4 @@
-"""The frame of benchmarks: fair turns, honest figures."""
+"""What benchmarks share: fair turns, honest figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.bench import frame
-from penstock.bench.frame import Bench, Goal, Samples, seconds_of
 from penstock.errors import UsageError
+from penstock_bench import frame
+from penstock_bench.frame import Bench, Goal, Samples, seconds_of
 
 
 def test_peers_take_turns_and_warm_ups_do_not_count() -> None:
@@ -46,7 +46,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert samples.ratio("a", "b") == 2
 
 
-def test_seconds_are_those_of_the_work_alone() -> None:
+def test_only_the_work_itself_is_timed() -> None:
     times = iter([10.0, 12.5])
     done: list[str] = []
     timed = seconds_of(lambda: done.append("work"), clock=lambda: next(times))
@@ -57,7 +57,7 @@ def test_seconds_are_those_of_the_work_alone() -> None:
 @pytest.mark.parametrize(
     ("measured", "holds"), [(0.9, True), (1.1, True), (0.8999, False), (float("nan"), False)]
 )
-def test_a_goal_is_a_least_ratio(measured: float, holds: bool) -> None:
+def test_a_goal_holds_from_its_ratio_upwards(measured: float, holds: bool) -> None:
     assert Goal(name="g", measured=measured, goal=0.9).holds is holds
 
 
@@ -67,7 +67,7 @@ def test_every_listed_workload_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("about", [listed.about for listed in frame.WORKLOADS.values()])
-def test_every_workload_says_in_a_line_what_it_measures(about: str) -> None:
+def test_every_workload_has_a_one_line_description(about: str) -> None:
     assert about.strip()
     assert len(about) < 80
 
@@ -101,5 +101,5 @@ def test_an_unknown_workload_is_a_usage_error(name: str, fix: str) -> None:
         (-2e3, "-2,000"),
     ],
 )
-def test_figures_are_shown_as_far_as_they_mean_something(value: float, shown: str) -> None:
-    assert frame.significant(value) == shown
+def test_figures_have_four_significant_digits(value: float, shown: str) -> None:
+    assert frame.format_figure(value) == shown

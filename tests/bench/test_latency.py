@@ -1,4 +1,4 @@
-"""Latency: the schedule, which append was visible when, and a leader in a process of its own."""
+"""The latency benchmark: its schedule, sightings of appends, and a leader in another process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import numpy as np
 import psycopg
 import pytest
 
-from penstock.bench import latency, leading, processes
-from penstock.bench.events import (
+from penstock.consensus.open import open_consensus
+from penstock.errors import Unavailable
+from penstock.testing.postgres import PostgresServer
+from penstock_bench import latency, leading, processes
+from penstock_bench.events import (
     REGIONS,
     Appender,
     Events,
@@ -26,8 +29,8 @@ from penstock.bench.events import (
     sqlite_endpoint,
     sqlite_table,
 )
-from penstock.bench.frame import OURS, Bench
-from penstock.bench.latency import (
+from penstock_bench.frame import OURS, Bench
+from penstock_bench.latency import (
     PROBE,
     STREAMING,
     Contestant,
@@ -39,32 +42,29 @@ from penstock.bench.latency import (
     latencies,
     quantile,
 )
-from penstock.consensus.open import open_consensus
-from penstock.errors import Unavailable
-from penstock.testing.postgres import PostgresServer
 
 # ------------------------------------------------------------------------------------- the load
 
 
-def test_appends_are_due_evenly_and_the_first_ones_only_warm_up() -> None:
+def test_appends_are_due_at_even_intervals_and_the_first_only_warm_up() -> None:
     schedule = Schedule(per_s=4, warmup_s=1, counted_s=2)
     assert schedule.appends == 1 + 4 + 8
     assert list(schedule.counted) == list(range(5, 13))
     assert [schedule.due_s(number) for number in (1, 2, 5, 12)] == [0, 0.25, 1, 2.75]
 
 
-def test_each_append_has_its_events_and_one_probe_that_says_its_number() -> None:
+def test_each_append_has_its_events_and_one_probe_with_its_number() -> None:
     load = Load(count=12, files=3, accounts=50)
     for number in range(3):
-        made = load.made(number)
+        made = load.generate(number)
         assert len(made["account"]) == 5
         assert made["amount"][made["account"] == PROBE].tolist() == [number]
         assert load.batch(number).num_rows == load.table(number).num_rows == 5
-    sequence = np.concatenate([load.made(number)["seq"] for number in range(3)])
+    sequence = np.concatenate([load.generate(number)["seq"] for number in range(3)])
     assert len(set(sequence.tolist())) == len(sequence)
 
 
-def test_the_oracle_is_what_peers_and_penstock_are_given() -> None:
+def test_the_oracle_matches_the_input_of_peers_and_of_penstock() -> None:
     load = Load(count=300, files=4, accounts=20)
     rows: dict[int, list[tuple[int, int, str]]] = {}
     for number in range(4):
@@ -92,7 +92,7 @@ def test_the_oracle_is_what_peers_and_penstock_are_given() -> None:
     assert Events(300, 4, 20).oracle.wrong_rows(load.oracle) == 1
 
 
-# -------------------------------------------------------------------------------- what was seen
+# ------------------------------------------------------------------------------------ sightings
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_the_oracle_is_what_peers_and_penstock_are_given() -> None:
         ),
     ],
 )
-def test_an_append_is_visible_as_of_the_first_sighting_that_has_it(
+def test_an_append_is_visible_from_the_first_sighting_that_includes_it(
     due: dict[int, float], seen: list[tuple[float, int]], expected: list[float]
 ) -> None:
     assert latencies(due, [Sighting(*each) for each in seen]) == expected
 
 
-def test_an_append_that_was_never_seen_is_not_left_out() -> None:
+def test_an_append_that_was_never_seen_is_an_error() -> None:
     with pytest.raises(ValueError, match="append 3 was never seen"):
         latencies({1: 0.0, 3: 0.0}, [Sighting(1.0, 2)])
 
@@ -169,7 +169,7 @@ async def test_a_leader_in_another_process_is_measured(url: str) -> None:
     assert outcome.cpu_per_s > 0
 
 
-async def test_a_contestant_that_ends_is_not_waited_for(url: str) -> None:
+async def test_waiting_ends_when_the_contestant_ends(url: str) -> None:
     (ours,) = latency.contestants(Bench())
     ending = Contestant(
         name="short",
@@ -182,7 +182,7 @@ async def test_a_contestant_that_ends_is_not_waited_for(url: str) -> None:
     assert (raised.value.where, raised.value.why) == ("short", "gone\n")
 
 
-async def test_the_poller_sees_what_is_there_and_ends(url: str) -> None:
+async def test_the_poller_reports_sightings_and_ends(url: str) -> None:
     async with Poller.polling(url) as poller:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("CREATE TABLE accounts (account BIGINT PRIMARY KEY, largest BIGINT)")
@@ -208,9 +208,9 @@ async def _deployed(data: Path) -> AsyncIterator[Appender]:
 
 
 async def test_a_leader_follows_appends_until_its_input_is_closed(tmp_path: Path) -> None:
-    events, command = Events(count=40, files=2, accounts=10), leading.command(tmp_path, told=True)
+    events, command = Events(count=40, files=2, accounts=10), leading.command(tmp_path, report=True)
     async with _deployed(tmp_path) as appender:
-        with processes.started(command, log=tmp_path / "log") as leader:
+        with processes.running_process(command, log=tmp_path / "log") as leader:
             for file in range(events.files):
                 await appender.append(events.batch(file))
                 said = json.loads(await _line(leader))
@@ -221,9 +221,9 @@ async def test_a_leader_follows_appends_until_its_input_is_closed(tmp_path: Path
     assert sqlite_table(tmp_path / "accounts.db").wrong_rows(events.oracle) == 0
 
 
-async def test_a_leader_without_work_stops_at_a_signal(tmp_path: Path) -> None:
+async def test_an_idle_leader_stops_on_a_signal(tmp_path: Path) -> None:
     async with _deployed(tmp_path):
-        with processes.started(leading.command(tmp_path), log=tmp_path / "log") as leader:
+        with processes.running_process(leading.command(tmp_path), log=tmp_path / "log") as leader:
             await _eventually((tmp_path / "accounts.db").exists)
             leader.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(leader.wait, 60) == 0

@@ -1,4 +1,4 @@
-"""Charts: words and figures are in them, ours stands out, and the same chart is the same bytes."""
+"""Charts contain their text and figures, highlight Penstock, and are reproducible."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.bench import plots
-from penstock.bench.frame import Chart, Lines
+from penstock_bench import plots
+from penstock_bench.frame import Chart, Lines
 
 BARS = Chart(
     name="wall",
@@ -33,12 +33,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def words(svg: bytes) -> list[str]:
-    """Its texts, in the order of the file."""
+    """Return the texts of an SVG, in file order."""
     return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]  # noqa: S314 - our own
 
 
 def fills(svg: bytes) -> list[str]:
-    """Colours of what is filled, in the order of the file."""
+    """Return the fill colours of an SVG, in file order."""
     styles = [path.get("style", "") for path in ElementTree.fromstring(svg).iter(f"{SVG}path")]  # noqa: S314 - our own
     return [style.partition("fill: ")[2].partition(";")[0] for style in styles]
 
@@ -53,7 +53,7 @@ def test_bars_have_their_names_values_title_note_and_caption() -> None:
     )
 
 
-def test_lines_have_their_names_axes_and_places() -> None:
+def test_lines_have_their_names_axes_and_points() -> None:
     shown = words(plots.draw(LINES, caption=CAPTION))
     for word in ("Penstock", "a peer", "journals", "seconds", LINES.title, CAPTION):
         assert word in shown
@@ -64,8 +64,8 @@ def test_lines_have_their_names_axes_and_places() -> None:
 def test_the_same_chart_is_the_same_bytes_in_another_process(chart: Chart | Lines) -> None:
     program = f"""
 import sys
-from penstock.bench import plots
-from penstock.bench.frame import Chart, Lines
+from penstock_bench import plots
+from penstock_bench.frame import Chart, Lines
 sys.stdout.buffer.write(plots.draw({chart!r}, caption={CAPTION!r}))
 """
     drawn = plots.draw(chart, caption=CAPTION)
@@ -81,7 +81,7 @@ def test_only_our_bars_have_our_colour() -> None:
     assert bars == [plots.ACCENT, plots.ACCENT, plots.OTHERS[0], plots.OTHERS[0]]
 
 
-def test_figures_of_nothing_are_drawn_too() -> None:
+def test_charts_without_figures_are_drawn_too() -> None:
     chart = Chart(
         name="wrong",
         title="Wrong rows",
@@ -94,11 +94,11 @@ def test_figures_of_nothing_are_drawn_too() -> None:
 
 
 @pytest.mark.parametrize("chart", [BARS, LINES], ids=lambda chart: chart.name)
-def test_the_card_is_white_whatever_it_lies_on(chart: Chart | Lines) -> None:
+def test_the_card_is_white_on_any_background(chart: Chart | Lines) -> None:
     assert fills(plots.draw(chart, caption=CAPTION))[0] == "#ffffff"
 
 
-def test_long_titles_go_on_in_a_line_of_their_own() -> None:
+def test_long_titles_wrap() -> None:
     title = " ".join(f"word{n}" for n in range(30))
     chart = Chart(name="c", title=title, unit="s", bars=(("Penstock", 1.0),))
     shown = words(plots.draw(chart, caption=""))
@@ -107,9 +107,9 @@ def test_long_titles_go_on_in_a_line_of_their_own() -> None:
     assert " ".join(lines) == title
 
 
-def test_matplotlib_is_imported_only_to_draw() -> None:
+def test_matplotlib_is_imported_only_for_drawing() -> None:
     program = (
-        "import sys, penstock.cli.bench, penstock.bench.results; print('matplotlib' in sys.modules)"
+        "import sys, penstock.cli.bench, penstock_bench.results; print('matplotlib' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert ran.stdout.strip() == b"False"

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the published JSON, tables, and files."""
+"""The output of a run: the published JSON, tables, and files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.bench import plots, results
-from penstock.bench.frame import Chart, Goal, Lines, Report, Result
-from penstock.bench.results import Conditions
 from penstock.errors import UserError
+from penstock_bench import plots, results
+from penstock_bench.frame import Chart, Goal, Lines, Report, Result
+from penstock_bench.results import Conditions
 
 CONDITIONS = Conditions(
     machine={"cores": 2, "memory_gib": 15.6, "platform": "Linux x86_64"},
@@ -85,7 +85,7 @@ def test_json_has_exactly_the_published_members() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_null_in_json(value: float) -> None:
+def test_figures_that_are_not_finite_are_null_in_json(value: float) -> None:
     chart = Chart(name="c", title="C", unit="s", bars=(("Penstock", value),))
     report = Report(results=(Result(name="r", value=value, unit="s"),), charts=(chart,))
     text = json.dumps(results.as_json("model", report, CONDITIONS), allow_nan=False)
@@ -104,7 +104,7 @@ def test_the_table_shows_every_figure_and_every_goal() -> None:
     assert "compiled against written 0.8999 0.9 no" in rows
 
 
-def test_conditions_are_described_and_the_machine_is_not_named() -> None:
+def test_conditions_describe_the_machine_without_naming_it() -> None:
     here = Conditions.here(quick=True, peers=None)
     assert set(here.machine) == {"cores", "memory_gib", "platform"}
     assert set(here.versions) == {"penstock", "python", "spark"}
@@ -121,27 +121,27 @@ def test_conditions_are_one_line_that_says_when_a_run_was_quick() -> None:
     assert str(replace(CONDITIONS, quick=True)) == f"{line} · quick run"
 
 
-def test_versions_of_peers_are_those_of_their_own_python() -> None:
-    # This Python is no venv of peers, but it has some of what they need.
+def test_versions_of_peers_come_from_their_own_python() -> None:
+    # This Python is not the peers', but it has some of their packages.
     found = Conditions.here(quick=False, peers=Path(sys.executable)).peers
     assert found["pyspark"] == results.metadata.version("pyspark")
     assert set(found) <= set(results._requirements(results.PEERS.read_text()))
 
 
-def test_a_python_for_peers_that_does_not_run_is_an_error_of_who_gave_it(tmp_path: Path) -> None:
+def test_a_python_for_peers_that_does_not_run_is_a_user_error(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
-    with pytest.raises(UserError, match="the Python for peers does not work"):
+    with pytest.raises(UserError, match="the peers' Python does not work"):
         Conditions.here(quick=False, peers=broken)
 
 
-def test_names_of_requirements_lack_versions_extras_and_comments() -> None:
+def test_names_of_requirements_omit_versions_extras_and_comments() -> None:
     text = '# peers\npyspark==4.3.0\ndlt[postgres]>=1\nBytewax<1; python_version < "3.13"\n\n-r x\n'
     assert results._requirements(text) == ["pyspark", "dlt", "bytewax"]
 
 
-def test_files_are_a_json_and_an_svg_per_chart(tmp_path: Path) -> None:
+def test_a_run_writes_one_json_file_and_an_svg_per_chart(tmp_path: Path) -> None:
     out = tmp_path / "made" / "when needed"
     written = results.write(out, "model", REPORT, CONDITIONS)
     assert sorted(written) == sorted(out.iterdir())
@@ -153,7 +153,7 @@ def test_files_are_a_json_and_an_svg_per_chart(tmp_path: Path) -> None:
         assert file.read_bytes() == plots.draw(chart, caption=str(CONDITIONS))
 
 
-def test_without_what_draws_only_figures_are_written(
+def test_without_matplotlib_only_figures_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plots, "can_draw", lambda: False)

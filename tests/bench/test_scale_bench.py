@@ -1,4 +1,4 @@
-"""What the benchmark of scale prepares, computes and checks."""
+"""What the scale benchmark prepares, computes and checks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.bench import scale_history, scale_journals, scale_tasks
-from penstock.bench.events import (
+from penstock.errors import Bug, PenstockError
+from penstock.journal.journals import Journals
+from penstock.journal.state import AckRecord, Fragment
+from penstock.runtime.ops import STATS
+from penstock_bench import scale_history, scale_journals, scale_tasks
+from penstock_bench.events import (
     TASK,
     Appender,
     Events,
@@ -18,29 +22,24 @@ from penstock.bench.events import (
     settings_in,
     sqlite_table,
 )
-from penstock.bench.frame import Chart, Goal, Report, Result
-from penstock.bench.processes import Run, Usage
-from penstock.bench.scale import together
-from penstock.bench.scale_cost import events_of, per_document, report
-from penstock.bench.scale_runs import caught_up, check_documents, opened, penstock_run
-from penstock.bench.stock import Stock
-from penstock.errors import Bug, PenstockError
-from penstock.journal.journals import Journals
-from penstock.journal.state import AckRecord, Fragment
-from penstock.runtime.ops import STATS
+from penstock_bench.frame import Chart, Goal, Report, Result
+from penstock_bench.processes import Run, Usage
+from penstock_bench.scale_cost import make_events, per_document, report
+from penstock_bench.scale_runs import check_documents, open_store, penstock_run, run_until_caught_up
+from penstock_bench.stock import Stock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def ran(seconds: float, cpu_s: float, peak: int) -> Run:
-    return Run(seconds=seconds, usage=Usage(cpu_s=cpu_s, peak_rss_bytes=peak), said={}, code=0)
+    return Run(seconds=seconds, usage=Usage(cpu_s=cpu_s, peak_rss_bytes=peak), output={}, code=0)
 
 
 # -------------------------------------------------------------------------------------- documents
 
 
-def test_start_up_is_taken_off_before_documents_are_compared() -> None:
+def test_start_up_is_subtracted_before_documents_are_compared() -> None:
     taken = per_document({10: [5.0, 6.0, 7.0], 1000: [8.0, 8.0, 8.0], 2000: [8.0, 9.0, 10.0]})
     assert taken.by_peer == {
         "1000": pytest.approx([0.002] * 3),
@@ -48,12 +47,12 @@ def test_start_up_is_taken_off_before_documents_are_compared() -> None:
     }
 
 
-def test_a_run_that_is_shorter_than_start_up_still_costs_something() -> None:
+def test_a_run_that_is_shorter_than_start_up_has_a_cost_above_zero() -> None:
     taken = per_document({10: [5.0], 1000: [4.0]})
     assert taken.by_peer["1000"] == pytest.approx([0.04 / 1000])
 
 
-def test_what_costs_more_per_document_at_ten_times_the_data_misses_the_goal() -> None:
+def test_a_higher_cost_per_document_at_ten_times_the_data_misses_the_goal() -> None:
     def goals(large_s: float) -> list[bool]:
         runs = {
             10: [ran(5, 5, 100)],
@@ -74,8 +73,8 @@ def test_the_memory_of_all_sizes_is_drawn() -> None:
     assert getattr(lines, "series")[0][1] == ((1.0, 1.0), (10.0, 10.0), (100.0, 100.0))  # noqa: B009
 
 
-def test_transactions_are_of_one_size_whatever_their_number() -> None:
-    sizes = [events_of(size) for size in (1_000, 100_000, 2_000_000)]
+def test_transactions_have_the_same_size_whatever_their_number() -> None:
+    sizes = [make_events(size) for size in (1_000, 100_000, 2_000_000)]
     assert [(each.files, each.count // each.files) for each in sizes] == [
         (1, 1_000),
         (1, 100_000),
@@ -83,7 +82,7 @@ def test_transactions_are_of_one_size_whatever_their_number() -> None:
     ]
 
 
-def test_penstock_is_run_as_a_user_would() -> None:
+def test_penstock_run_is_called_as_a_user_would() -> None:
     command = [str(part) for part in penstock_run(Path("here"), "a/b", "a/c")]
     assert command[1:] == [
         *("-m", "penstock", "run", "--data", "here", "--json"),
@@ -91,7 +90,7 @@ def test_penstock_is_run_as_a_user_would() -> None:
     ]
 
 
-def test_reports_of_parts_become_one() -> None:
+def test_reports_of_parts_are_merged() -> None:
     parts = [
         Report(
             results=(Result(name=name, value=1, unit="s"),),
@@ -100,7 +99,7 @@ def test_reports_of_parts_become_one() -> None:
         )
         for name in ("a", "b")
     ]
-    whole = together(parts)
+    whole = Report.merge(parts)
     assert [each.name for each in (*whole.results, *whole.goals, *whole.charts)] == ["a", "b"] * 3
 
 
@@ -118,19 +117,19 @@ def test_a_task_over_any_number_of_journals_is_exact(
     tmp_path: Path, spark: SparkSession, by: str, journals: int
 ) -> None:
     stock = Stock(documents=200, lots=2, parts=10)
-    place = scale_journals.Place(tmp_path / "data", stock, by, lambda: spark)
-    place.fill(tasks=1)
-    place.run()
-    place.check()
+    deployment = scale_journals.JournalDeployment(tmp_path / "data", stock, by, lambda: spark)
+    deployment.fill(tasks=1)
+    deployment.run()
+    deployment.check()
 
     async def count() -> int:
-        async with opened(settings_in(place.data)) as store:
+        async with open_store(settings_in(deployment.data)) as store:
             return len(await Journals(store).list(f"bench/by-{by}"))
 
     assert asyncio.run(count()) == journals
-    place.stock = Stock(documents=400, lots=2, parts=10)
+    deployment.stock = Stock(documents=400, lots=2, parts=10)
     with pytest.raises(Bug, match="not what is in the journals"):
-        place.check()
+        deployment.check()
 
 
 # ------------------------------------------------------------------------------------------ tasks
@@ -138,28 +137,28 @@ def test_a_task_over_any_number_of_journals_is_exact(
 
 def test_many_tasks_share_the_events_and_one_spark(tmp_path: Path, spark: SparkSession) -> None:
     for tasks in (1, 4):
-        place = scale_tasks.Place(tmp_path / str(tasks), tasks, 400)
-        assert sum(share.count for share in place.shares) == 400
-        place.fill(times=2)
-        place.run(lambda: spark)
-        place.run(lambda: spark)
-        place.check()
+        deployment = scale_tasks.TaskDeployment(tmp_path / str(tasks), tasks, 400)
+        assert sum(share.count for share in deployment.shares) == 400
+        deployment.fill(rounds=2)
+        deployment.run(lambda: spark)
+        deployment.run(lambda: spark)
+        deployment.check()
         with pytest.raises(PenstockError, match="no task"):
-            place.run(lambda: spark)
+            deployment.run(lambda: spark)
 
 
-def test_jobs_of_spark_are_counted_whoever_starts_them(spark: SparkSession) -> None:
+def test_all_spark_jobs_are_counted(spark: SparkSession) -> None:
     before = scale_tasks.jobs_started()
     spark.range(3).count()
     assert scale_tasks.jobs_started() > before
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it has no /proc")
-def test_idle_tasks_are_watched_after_they_have_caught_up(tmp_path: Path) -> None:
-    place = scale_tasks.Place(tmp_path / "data", 2, 40)
-    place.fill(times=1)
-    rest = scale_tasks.watch_idle(place, 0.5, settle_s=0.1)
-    place.check()
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_idle_tasks_are_measured_after_they_have_caught_up(tmp_path: Path) -> None:
+    deployment = scale_tasks.TaskDeployment(tmp_path / "data", 2, 40)
+    deployment.fill(rounds=1)
+    rest = scale_tasks.watch_idle(deployment, 0.5, settle_s=0.1)
+    deployment.check()
     assert rest.jobs == 0
     assert rest.cores >= 0
 
@@ -167,10 +166,8 @@ def test_idle_tasks_are_watched_after_they_have_caught_up(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------------------------- history
 
 
-def test_a_history_is_what_its_transactions_leave_behind(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    data, events = tmp_path / "data", scale_history.history(20)
+def test_a_history_leaves_what_real_transactions_leave(tmp_path: Path, spark: SparkSession) -> None:
+    data, events = tmp_path / "data", scale_history.events_per_transaction(20)
     scale_history.make_history(data, events)
     assert data.is_dir()
     assert not data.is_symlink()
@@ -179,28 +176,26 @@ def test_a_history_is_what_its_transactions_leave_behind(
     scale_history.restart(data)
     scale_history.check_table(data, events)
 
-    # The task goes on with Spark where it was left without.
+    # With Spark, the task continues where it stopped without Spark.
     more = Events(3, 3, accounts=scale_history.ACCOUNTS, seed=8)
     asyncio.run(_append(data, more))
-    check_documents(asyncio.run(caught_up(data, [TASK], lambda: spark)), 3)
+    check_documents(asyncio.run(run_until_caught_up(data, [TASK], lambda: spark)), 3)
     table = sqlite_table(scale_history.database(data))
     assert table.events.sum() == 23
     assert table.amount.sum() == events.oracle.amount.sum() + more.oracle.amount.sum()
 
 
-def test_a_restart_that_had_something_to_do_is_no_restart(
-    tmp_path: Path, spark: SparkSession
-) -> None:
+def test_a_restart_that_reads_documents_is_an_error(tmp_path: Path, spark: SparkSession) -> None:
     data = tmp_path / "data"
-    scale_history.make_history(data, scale_history.history(1))
+    scale_history.make_history(data, scale_history.events_per_transaction(1))
     asyncio.run(_append(data, Events(1, 1)))
     with pytest.raises(Bug, match="of 0 documents, 1 were read"):
-        check_documents(asyncio.run(caught_up(data, [TASK], lambda: spark)), 0)
+        check_documents(asyncio.run(run_until_caught_up(data, [TASK], lambda: spark)), 0)
 
 
 async def _records(data: Path, collection: str) -> tuple[int, int]:
-    """Fragments and ACKs in the journals of a collection."""
-    async with opened(settings_in(data)) as store:
+    """Count the fragments and ACKs in the journals of a collection."""
+    async with open_store(settings_in(data)) as store:
         records = [
             record
             for journal in await Journals(store).list(collection)
@@ -212,7 +207,7 @@ async def _records(data: Path, collection: str) -> tuple[int, int]:
 
 async def _append(data: Path, events: Events) -> None:
     settings = settings_in(data)
-    async with opened(settings) as store:
+    async with open_store(settings) as store:
         spec = await apply_catalog(store, data / "catalog.yaml")
         appender = Appender(store, settings, spec)
         for file in range(events.files):

@@ -1,4 +1,4 @@
-"""Catalogs that are right: what specs come out of them."""
+"""Valid catalogs, and the specs that they build."""
 
 import subprocess
 import sys
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.catalog.build import InvalidCatalog, Outcome, build_catalog, load_catalog
+from penstock.catalog.build import BuildResult, InvalidCatalog, build_catalog, load_catalog
 from penstock.model.spec import (
     Catalog,
     FieldSelection,
     FieldValues,
     Fragments,
+    FragmentStore,
     Selector,
     Shards,
     Source,
     StorageMapping,
-    Store,
     fingerprint,
     from_json,
     to_json,
@@ -43,7 +43,7 @@ collections:
 """
 
 
-def outcome_of(directory: Path, text: str, **files: str) -> Outcome:
+def outcome_of(directory: Path, text: str, **files: str) -> BuildResult:
     (directory / "catalog.yaml").write_text(text, encoding="utf-8")
     for name, content in files.items():
         (directory / name.replace("_", ".")).write_text(content, encoding="utf-8")
@@ -190,8 +190,8 @@ storageMappings:
         StorageMapping(
             prefix="acme/",
             stores=(
-                Store(provider="LOCAL", path="/data"),
-                Store(provider="S3", bucket="old", prefix="x/"),
+                FragmentStore(provider="LOCAL", path="/data"),
+                FragmentStore(provider="S3", bucket="old", prefix="x/"),
             ),
         ),
     )

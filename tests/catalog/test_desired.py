@@ -1,4 +1,4 @@
-"""The desired state: what is recorded of a catalog, and what changes when another is applied."""
+"""The desired state: what a catalog records, and what applying another one changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
 from penstock.catalog.desired import (
     CATALOG_KEY,
-    Applied,
+    ApplyResult,
     Change,
     ChangeRefused,
+    DefinitionKind,
     Desired,
     DesiredMachine,
-    Kind,
     NothingApplied,
 )
 from penstock.consensus.open import open_consensus
@@ -63,7 +63,7 @@ def built(directory: Path, text: str = CATALOG) -> Catalog:
     return load_catalog([path], environ={"PASSWORD": "hunter2"})
 
 
-def told(applied: Applied) -> list[tuple[str, str, str]]:
+def change_rows(applied: ApplyResult) -> list[tuple[str, str, str]]:
     return [(c.action, c.kind.value, c.name) for c in applied.changes]
 
 
@@ -71,7 +71,7 @@ async def test_what_was_applied_is_loaded(store: Consensus, tmp_path: Path) -> N
     catalog = built(tmp_path)
     applied = await desired.apply(store, catalog)
     assert applied.version == 1
-    assert told(applied) == [
+    assert change_rows(applied) == [
         ("added", "collection", "acme/orders"),
         ("added", "materialization", "acme/out"),
         ("added", "test", "acme/test"),
@@ -86,7 +86,7 @@ async def test_what_was_applied_is_loaded(store: Consensus, tmp_path: Path) -> N
 async def test_nothing_is_loaded_before_anything_was_applied(store: Consensus) -> None:
     with pytest.raises(NothingApplied, match="no catalog has been applied"):
         await desired.load(store)
-    assert await desired.apply(store, Catalog()) == Applied(version=1, changes=())
+    assert await desired.apply(store, Catalog()) == ApplyResult(version=1, changes=())
     assert await desired.load(store) == Catalog()
 
 
@@ -102,7 +102,7 @@ async def test_only_what_differs_changes(store: Consensus, tmp_path: Path) -> No
     )
     edited = edited.replace("total: 0.1", 'total: "1"')
     applied = await desired.apply(store, built(tmp_path, edited))
-    assert told(applied) == [
+    assert change_rows(applied) == [
         ("changed", "collection", "acme/orders"),
         ("added", "test", "acme/other"),
         ("removed", "test", "acme/test"),
@@ -111,7 +111,7 @@ async def test_only_what_differs_changes(store: Consensus, tmp_path: Path) -> No
     assert changed.before == built(tmp_path).collections[0]
     assert changed.after == built(tmp_path, edited).collections[0]
     assert applied.version == 2
-    assert told(await desired.apply(store, Catalog()))[0] == (
+    assert change_rows(await desired.apply(store, Catalog()))[0] == (
         "removed",
         "collection",
         "acme/orders",
@@ -141,7 +141,7 @@ async def test_every_objection_is_told_and_nothing_is_changed(
 
     async def check(change: Change) -> str | None:
         asked.append(change)
-        return None if change.kind is Kind.TEST else f"has {len(change.name)} documents"
+        return None if change.kind is DefinitionKind.TEST else f"has {len(change.name)} documents"
 
     with pytest.raises(ChangeRefused) as caught:
         await desired.apply(store, built(tmp_path), check=check)
@@ -170,7 +170,7 @@ async def test_an_apply_that_was_overtaken_is_checked_again(
     collections = Catalog(collections=catalog.collections, tests=catalog.tests)
     applied = await desired.apply(store, collections, check=check)
     assert seen == ["added acme/orders", "added acme/test", "added acme/test"]
-    assert (applied.version, told(applied)) == (2, [("added", "test", "acme/test")])
+    assert (applied.version, change_rows(applied)) == (2, [("added", "test", "acme/test")])
 
 
 async def test_applies_at_once_leave_one_of_their_catalogs(
@@ -198,7 +198,13 @@ async def test_a_log_that_has_rolled_up_is_loaded(store: Consensus, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "state", [Desired(), Desired(version=3, specs={(Kind.TEST, "a"): "{}", (Kind.STORAGE, ""): ""})]
+    "state",
+    [
+        Desired(),
+        Desired(
+            version=3, specs={(DefinitionKind.TEST, "a"): "{}", (DefinitionKind.STORAGE, ""): ""}
+        ),
+    ],
 )
 def test_a_state_survives_its_encoding(state: Desired) -> None:
     machine = DesiredMachine()

@@ -1,4 +1,4 @@
-"""Files: found, read once, and never outside of the catalog's directory."""
+"""Catalog files are found, read once, and never outside the catalog's directory."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_only_catalogs_are_loaded_by_an_import(tmp_path: Path) -> None:
 def test_outside_is_allowed_on_request(tmp_path: Path) -> None:
     write(tmp_path, {"shared.yaml": "{}"})
     main = write(tmp_path / "inner", {"catalog.yaml": "import: [../shared.yaml]"})
-    assert sources([main])[1] == ["../shared.yaml lies outside of the catalog's directory"]
+    assert sources([main])[1] == ["../shared.yaml is outside the catalog's directory"]
     assert sources([main], allow_outside=True)[1] == []
 
 
@@ -71,7 +71,7 @@ def test_a_link_does_not_lead_outside(tmp_path: Path) -> None:
     write(tmp_path, {"secret.yaml": "{}"})
     main = write(tmp_path / "inner", {"catalog.yaml": "import: [link.yaml]"})
     (tmp_path / "inner" / "link.yaml").symlink_to(tmp_path / "secret.yaml")
-    assert sources([main])[1] == ["link.yaml lies outside of the catalog's directory"]
+    assert sources([main])[1] == ["link.yaml is outside the catalog's directory"]
 
 
 def test_json_files_may_have_tabs_and_escaped_emoji(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""One process that appends transactions until it is told to stop, or killed.
+"""A process that appends transactions until it is stopped or killed.
 
-What it knows to be committed it writes down: one line in `<name>.acknowledged` for each. Every
-second transaction is committed by way of intents, stored in `<name>.intents` before they are
-written, and replayed by whoever comes after a process that was killed.
+It records the transactions that it knows to be committed, one line each, in `<name>.acknowledged`.
+Every second transaction commits through ACK intents, which are stored in `<name>.intents` before
+they are written, and which the successor of a killed process replays.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from journal.publishing import World, batch, world
-from penstock.journal.publisher import Options
-from penstock.journal.transaction import Intents, Limits
+from penstock.journal.publisher import PublisherOptions
+from penstock.journal.transaction import BatchLimits, Intents
 
 DOCUMENTS = 7
-"""Of each transaction; they go to three partitions."""
+"""Documents per transaction; they go to three partitions."""
 
 
 @dataclass(frozen=True)
 class Appender:
-    """Who appends, and where."""
+    """The configuration of one process."""
 
     directory: Path
     url: str
@@ -55,18 +55,18 @@ async def _run(appender: Appender) -> None:
 
 
 async def replay(here: World, stored: Path) -> None:
-    """Write the intents that a process left behind, if it did."""
+    """Write the intents that a process left behind, if any."""
     intents = await asyncio.to_thread(lambda: stored.read_bytes() if stored.exists() else None)
     if intents is not None:
         await here.publisher().write_intents(Intents.decode(intents))
 
 
 async def _append(here: World, appender: Appender, number: int, rng: random.Random) -> None:
-    # ACKs that share no revision are the hard case: only the intents keep them together.
+    # ACKs in different revisions are the hard case: only the intents keep them together.
     with_intents = number % 2 == 1
-    limits = Limits(journals=1) if with_intents and rng.random() < 0.5 else Limits()
+    limits = BatchLimits(journals=1) if with_intents and rng.random() < 0.5 else BatchLimits()
     noise = rng.randbytes(rng.choice((0, 4000))).hex()
-    publisher = here.publisher(options=Options(feed_bytes=1, limits=limits))
+    publisher = here.publisher(options=PublisherOptions(feed_bytes=1, limits=limits))
     documents = [
         {"id": i, "region": ("eu", "us", "ap")[i % 3], "text": f"{appender.name} {number} {noise}"}
         for i in range(DOCUMENTS)
@@ -78,7 +78,7 @@ async def _append(here: World, appender: Appender, number: int, rng: random.Rand
         partial = appender.file("partial")
         partial.write_bytes(intents.encode())
         partial.rename(appender.file("intents"))
-        _note(appender, number)  # from here on it is committed, whatever happens
+        _note(appender, number)  # committed from here on, whatever happens
         await publisher.write_intents(intents)
     else:
         await publisher.commit_now()

@@ -1,9 +1,10 @@
-"""A client process: random operations on a store until told to stop, then the evidence.
+"""A client process: random operations on a store until it is stopped, then its history.
 
     python client.py CONFIG.json
 
-Follows the commands on its standard input: `stop` ends the operations, `drain` waits until the
-subscriptions have everything, writes the history and exits. Exits with 3 if the store was reset.
+It takes commands on standard input: `stop` ends the operations; `drain` waits until the
+subscriptions have received everything, writes the history and exits. The exit code is 3 if the
+store was reset.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from chaos.workload import Client, StoreReset
 from penstock.consensus.committer.client import RpcConsensus, RpcOptions
 from penstock.consensus.store import Consensus, ConsensusError, Entry, Resync
-from penstock.testing.history import Op, Stream, Version
+from support.history import Op, Stream, Version
 
 EXIT_RESET = 3
 _DRAIN_S_MAX = 30
@@ -27,7 +28,7 @@ _DRAIN_S_MAX = 30
 class Config(msgspec.Struct, kw_only=True):
     name: str
     committers: dict[str, str]
-    """Name to URL; every operation takes one of them."""
+    """Name to URL; every operation picks one of them."""
     keys: list[str]
     subscribed: list[str]
     tasks: int
@@ -44,7 +45,7 @@ class Evidence(msgspec.Struct, kw_only=True):
 
 
 class Subscriber:
-    """Follows one key from its beginning, through one committer; starts over after a resync."""
+    """Follows one key from its start through one committer; starts over after a resync."""
 
     def __init__(self, name: str, key: str, store: Consensus) -> None:
         self.name, self.key, self.store = name, key, store
@@ -86,7 +87,7 @@ class Subscriber:
             async with asyncio.timeout(_DRAIN_S_MAX), self.progress:
                 await self.progress.wait_for(reached)
         except TimeoutError:
-            pass  # the checker will say what is missing
+            pass  # the checker will report what is missing
         self.close(waited_for=head if head >= self.from_ else None)
 
 

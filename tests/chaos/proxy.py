@@ -1,4 +1,4 @@
-"""A TCP proxy in user space that can be a bad network."""
+"""A TCP proxy in user space that simulates a bad network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Self
 
 
 class Proxy:
-    """Passes bytes between a listener and a target, as well as it is told to.
+    """Passes bytes between a listener and a target, with the faults that are set.
 
-    `up` is towards the target, `down` back to the caller. Held bytes are not lost, as they are not
-    in a partition that heals: TCP sends them again. Cut connections are.
+    `up` is towards the target, `down` back to the caller. Held bytes are not lost, as in a
+    partition that heals: TCP would send them again. Bytes of cut connections are lost.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -27,19 +27,19 @@ class Proxy:
         self.restore()
 
     def restore(self) -> None:
-        """Be a good network again."""
+        """Remove all faults."""
         self.delay_s = 0.0
         self._refusing = False
         for event in self._flowing.values():
             event.set()
 
     def hold(self, *directions: str) -> None:
-        """Let no byte through in these directions."""
+        """Hold all bytes in these directions."""
         for direction in directions:
             self._flowing[direction].clear()
 
     def cut(self, *, refuse: bool = False) -> None:
-        """Reset every connection; with `refuse`, the next ones as well."""
+        """Reset every connection; with `refuse`, new ones as well."""
         self._refusing = refuse
         for writer in self._writers:
             writer.transport.abort()

@@ -1,7 +1,7 @@
-"""Many processes append to one collection, and are killed at any moment.
+"""Many processes append to one collection, and are killed at random moments.
 
-A short run by default; `PENSTOCK_CHAOS_SECONDS` makes each seed as long as wanted, with more
-processes and more seeds.
+The default run is short; `PENSTOCK_CHAOS_SECONDS` sets the length of each seed, with more processes
+and more seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROCESSES, SEEDS, KILLS = (20, 5, 20) if LONG else (6, 1, 12)
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
 
 _processes = multiprocessing.get_context("forkserver")
-# What takes a second to import is imported once; tests are not on the path of the fork server.
+# Slow imports happen once, in the fork server; tests are not on its path.
 _processes.set_forkserver_preload(
     [
         "pandas",
@@ -43,7 +43,7 @@ Process = multiprocessing.process.BaseProcess
 
 
 class Fleet:
-    """Appenders at work; a killed one is followed by another, which replays its intents."""
+    """Running appenders; a killed one is replaced by another, which replays its intents."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         self.directory = directory
@@ -55,14 +55,14 @@ class Fleet:
 
     def start(self, predecessor: str | None = None) -> None:
         name = f"a{next(self._numbers)}"
-        who = Appender(
+        config = Appender(
             directory=self.directory,
             url=self.url,
             name=name,
             seed=self._rng.randrange(2**31),
             predecessor=predecessor,
         )
-        process = _processes.Process(target=appender.run, args=(who,), daemon=True)
+        process = _processes.Process(target=appender.run, args=(config,), daemon=True)
         process.start()
         self.names.append(name)
         self.running[name] = process
@@ -95,7 +95,7 @@ class Fleet:
 
 
 @pytest.mark.parametrize("attempt", range(SEEDS))
-async def test_every_acknowledged_append_is_there_once_and_none_is_half_there(
+async def test_acknowledged_appends_are_stored_once_and_none_is_stored_in_part(
     tmp_path: Path, attempt: int
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
@@ -112,28 +112,28 @@ async def test_every_acknowledged_append_is_there_once_and_none_is_half_there(
         ended = await asyncio.to_thread(fleet.stop)
     finally:
         fleet.kill()
-    told = f"seed {seed}, {kills} kills"
-    assert set(ended) == {0}, f"{ended}; {told}"
+    summary = f"seed {seed}, {kills} kills"
+    assert set(ended) == {0}, f"{ended}; {summary}"
     async with world(tmp_path, fleet.url) as here:
-        for name in fleet.names:  # of a successor that was killed before it had replayed them
+        for name in fleet.names:  # a successor may have been killed before it replayed them
             await replay(here, tmp_path / f"{name}.intents")
         found = await here.read()
         written = sum(map(len, (await here.read(uncommitted=True)).values()))
     seen = Counter(
-        (*_who(document["text"]), document["id"])
+        (*_transaction_of(document["text"]), document["id"])
         for documents in found.values()
         for document in documents
     )
     transactions = Counter((name, number) for name, number, _ in seen.elements())
     acknowledged = fleet.acknowledged()
-    told += f", {len(transactions)} transactions, {written - seen.total()} documents left open"
-    print(told)  # noqa: T201
-    assert len(acknowledged) > KILLS, told
-    assert [key for key, times in seen.items() if times > 1] == [], told
-    assert [key for key, rows in transactions.items() if rows != DOCUMENTS] == [], told
-    assert acknowledged - transactions.keys() == set(), told
+    summary += f", {len(transactions)} transactions, {written - seen.total()} documents left open"
+    print(summary)  # noqa: T201
+    assert len(acknowledged) > KILLS, summary
+    assert [key for key, times in seen.items() if times > 1] == [], summary
+    assert [key for key, rows in transactions.items() if rows != DOCUMENTS] == [], summary
+    assert acknowledged - transactions.keys() == set(), summary
 
 
-def _who(text: str) -> tuple[str, int]:
+def _transaction_of(text: str) -> tuple[str, int]:
     name, number, *_ = text.split()
     return name, int(number)

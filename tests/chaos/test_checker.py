@@ -1,4 +1,4 @@
-"""The checker accepts what a correct store does, and finds every fault that was put in."""
+"""The checker accepts histories of a correct store, and finds every injected fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
 )
-from penstock.testing.history import (
+from support.history import (
     Cas,
     Head,
     Op,
@@ -31,16 +31,16 @@ from penstock.testing.history import (
     Truncate,
     Version,
 )
-from penstock.testing.linearizability import Rule, check
+from support.linearizability import Rule, check
 
 STEPS = 5_000 if os.environ.get("PENSTOCK_CHAOS_SECONDS") else 1_000
-"""Of each of twenty clients: a hundred thousand operations by `make chaos`, a fifth by default."""
+"""Steps of each of twenty clients: 100,000 operations in `make chaos`, a fifth by default."""
 
 COMMITTED, MISMATCH = CasResult.COMMITTED, CasResult.EXPECTATION_MISMATCH
 
 
 class SimulatedStore:
-    """A correct store: pauses at random, then does each thing in one step."""
+    """A correct store: pauses at random, then performs each operation in one step."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -132,7 +132,7 @@ class CachesFreshReads(SimulatedStore):
 
 
 class JoinsRunningReads(SimulatedStore):
-    """A fresh read that joins one already running may get what was true before it was asked."""
+    """A fresh read that joins a running one may return a state from before the read began."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -158,7 +158,7 @@ class ResendsAfterTimeouts(SimulatedStore):
 
 
 class RejectsFast(SimulatedStore):
-    """Answers from a memory of the head that may be behind."""
+    """Answers from a remembered head that may be stale."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -183,7 +183,7 @@ class TearsBatches(SimulatedStore):
 
 
 class CreatesAgain(SimulatedStore):
-    """Decides that a key is new by looking for entry 0, which truncation has taken."""
+    """Takes a key to be new if entry 0 is missing, although truncation may have removed it."""
 
     async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
         for key, new in batch:
@@ -193,7 +193,7 @@ class CreatesAgain(SimulatedStore):
 
 
 class NumbersCarelessly(SimulatedStore):
-    """Revisions that are drawn before the transaction, and so not in commit order."""
+    """Draws revisions before the transaction, so they are not in commit order."""
 
     async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
         self.revision += 1
@@ -272,7 +272,7 @@ async def test_a_correct_store_passes_the_exact_search_too(seed: int) -> None:
 )
 @pytest.mark.parametrize("size", ["large", "small"])
 async def test_each_fault_is_found(faulty: type[SimulatedStore], rule: Rule, size: str) -> None:
-    """Large histories by the bounds alone; small ones go through the exact search as well."""
+    """Large histories are checked by the bounds alone, small ones by the exact search too."""
     clients, steps = (12, 350) if size == "large" else (6, 250)
     ops = await history(faulty(random.Random(7)), seed=7, clients=clients, steps=steps)
     assert rule in {violation.rule for violation in check(ops)}
@@ -381,9 +381,9 @@ AT_B = Head(fresh=True, seen=Version(1, "b"))
         ),
     ],
 )
-def test_rules(ops: list[Op], rules: set[Rule]) -> None:
+def test_each_rule_is_decided_on_a_minimal_history(ops: list[Op], rules: set[Rule]) -> None:
     found = {violation.rule for violation in check(ops)}
-    if rules - {Rule.STALE_HEAD}:  # which only the committer's promise excludes
+    if rules - {Rule.STALE_HEAD}:  # only the committer's promise excludes it
         assert Rule.NOT_LINEARIZABLE in found, "the exact search agrees"
     assert found - {Rule.NOT_LINEARIZABLE} == rules - {Rule.NOT_LINEARIZABLE}
 
@@ -398,6 +398,6 @@ def test_rules(ops: list[Op], rules: set[Rule]) -> None:
         pytest.param(saw((0, "a"), (1, "x")), False, id="not what the log has"),
     ],
 )
-def test_streams(stream: tuple[Version, ...], holds: bool) -> None:
+def test_streams_must_be_complete_and_in_order(stream: tuple[Version, ...], holds: bool) -> None:
     seen = Stream(process="s", key="k", from_=0, seen=stream, waited_for=1)
     assert (check([A, B], [seen]) == []) is holds

@@ -1,6 +1,6 @@
-"""Concurrent clients in processes of their own, real faults, and a verdict on what they saw.
+"""Concurrent client processes, real faults, and a verdict on the recorded history.
 
-A short run by default; `PENSTOCK_CHAOS_SECONDS` makes each of them as long as wanted.
+The default runs are short; `PENSTOCK_CHAOS_SECONDS` sets the length of each.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from chaos.proxy import Proxy
 from chaos.workload import Client
 from penstock.consensus.committer.client import RpcConsensus
 from penstock.consensus.store import VersionedData
-from penstock.testing.history import Cas, Op, Outcome
-from penstock.testing.linearizability import check
-from penstock.testing.persistd import Persistd
 from penstock.testing.postgres import PostgresServer
+from penstock_bench.persistd_process import PersistdProcess
+from support.history import Cas, Op, Outcome
+from support.linearizability import check
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 PROCESSES, TASKS = (8, 4) if LONG else (3, 4)
 ENOUGH = 100 if LONG else 10
-"""Of appends and of entries followed, for a verdict to mean something, also on a busy machine."""
+"""Appends and followed entries that a verdict needs to mean something, even on a busy machine."""
 KEYS = [f"chaos/{n}" for n in range(8)]
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
 
 
 class ClientProcess:
-    """One `client.py`."""
+    """A running `client.py`."""
 
     def __init__(self, config: Config, process: asyncio.subprocess.Process) -> None:
         self.config, self.process = config, process
@@ -57,9 +57,9 @@ class ClientProcess:
     async def expect(self, line: bytes) -> None:
         assert self.process.stdout is not None
         got = await asyncio.wait_for(self.process.stdout.readline(), 60)
-        assert got.strip() == line, f"{self.config.name} said {got!r} and ended"
+        assert got.strip() == line, f"{self.config.name} printed {got!r}, not {line!r}"
 
-    def order(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + b"\n")
 
@@ -73,7 +73,7 @@ class ClientProcess:
 async def clients(
     directory: Path, paths: Sequence[Proxy], *, seed: int
 ) -> AsyncIterator[list[ClientProcess]]:
-    """Started, and at work."""
+    """Start the client processes, and wait until they are ready."""
     started: list[ClientProcess] = []
     try:
         for n in range(PROCESSES):
@@ -98,8 +98,8 @@ async def clients(
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             )
             started.append(ClientProcess(config, process))
-        for each in started:
-            await each.expect(b"ready")
+        for client in started:
+            await client.expect(b"ready")
         yield started
     finally:
         for each in started:
@@ -109,17 +109,17 @@ async def clients(
 
 
 async def collect(running: list[ClientProcess]) -> list[Evidence]:
-    for each in running:
-        each.order(b"stop")
-    for each in running:
-        await each.expect(b"stopped")
-    for each in running:
-        each.order(b"drain")
-    return [await each.evidence() for each in running]
+    for client in running:
+        client.send(b"stop")
+    for client in running:
+        await client.expect(b"stopped")
+    for client in running:
+        client.send(b"drain")
+    return [await client.evidence() for client in running]
 
 
 async def read_everything(url: str) -> list[Op]:
-    """The last reader: what is in the store when all is quiet."""
+    """Read the whole store when all clients have stopped."""
     ops: list[Op] = []
     store = RpcConsensus(url)
     reader = Client(
@@ -134,16 +134,16 @@ async def read_everything(url: str) -> list[Op]:
     return ops
 
 
-def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
-    """No violation, and enough happened for that to mean something."""
+def judge(evidence: Sequence[Evidence], last: Sequence[Op], summary: str) -> None:
+    """Assert that there is no violation, and that enough happened for that to mean something."""
     ops = [op for each in evidence for op in each.ops]
     outcomes = Counter(op.outcome.value for op in ops if isinstance(op.call, Cas))
-    print(f"{len(ops)} operations, appends {dict(outcomes)}; {told}")  # noqa: T201
-    assert outcomes[Outcome.OK.value] > ENOUGH, f"{outcomes} {told}"
+    print(f"{len(ops)} operations, appends {dict(outcomes)}; {summary}")  # noqa: T201
+    assert outcomes[Outcome.OK.value] > ENOUGH, f"{outcomes} {summary}"
     streams = [stream for each in evidence for stream in each.streams]
-    assert sum(len(stream.seen) for stream in streams) > ENOUGH, told
+    assert sum(len(stream.seen) for stream in streams) > ENOUGH, summary
     found = check([*ops, *last], streams)
-    assert not found, f"{len(found)} violations, first: {found[0]}; {told}"
+    assert not found, f"{len(found)} violations, first: {found[0]}; {summary}"
 
 
 @pytest.mark.postgres
@@ -158,7 +158,7 @@ def judge(evidence: Sequence[Evidence], last: Sequence[Op], told: str) -> None:
         ),
     ],
 )
-async def test_two_committers_on_postgres(
+async def test_two_committers_on_postgres_are_linearizable(
     own_postgres: PostgresServer, tmp_path: Path, seed: int, nemeses: tuple[Nemesis, ...]
 ) -> None:
     rng = random.Random(seed)
@@ -180,7 +180,7 @@ async def test_two_committers_on_postgres(
     judge(evidence, last, f"seed {seed}, after {done}")
 
 
-async def test_one_committer_on_sqlite(tmp_path: Path, seed: int) -> None:
+async def test_one_committer_on_sqlite_is_linearizable(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     async with contextlib.AsyncExitStack() as stack:
         url = f"sqlite:///{tmp_path / 'consensus.db'}"
@@ -197,7 +197,7 @@ async def test_one_committer_on_sqlite(tmp_path: Path, seed: int) -> None:
 async def test_clients_stop_when_the_schema_is_dropped(
     own_postgres: PostgresServer, tmp_path: Path, seed: int
 ) -> None:
-    """The daemon heals and serves newcomers; who knew the old store is told, and never fooled."""
+    """The daemon recreates the schema for new clients; clients of the old store get an error."""
     url = own_postgres.create_database()
     async with contextlib.AsyncExitStack() as stack:
         only = await stack.enter_async_context(daemon(url, tmp_path / "persistd.log"))
@@ -222,14 +222,14 @@ def drop_schema(url: str) -> None:
             try:
                 connection.execute("DROP SCHEMA penstock CASCADE")
             except psycopg.errors.DeadlockDetected:
-                continue  # with the traffic, which goes on
+                continue  # with the traffic, which continues
             return
 
 
 @contextlib.asynccontextmanager
-async def daemon(url: str, log: Path) -> AsyncIterator[Persistd]:
-    """Off the event loop, which may be what its database is reached through."""
-    running = Persistd(url, log)
+async def daemon(url: str, log: Path) -> AsyncIterator[PersistdProcess]:
+    """Run a daemon off the event loop, which may carry the proxy to its database."""
+    running = PersistdProcess(url, log)
     try:
         await asyncio.to_thread(running.start)
         yield running
@@ -237,13 +237,13 @@ async def daemon(url: str, log: Path) -> AsyncIterator[Persistd]:
         running.kill()
 
 
-def address(daemon: Persistd) -> tuple[str, int]:
+def address(daemon: PersistdProcess) -> tuple[str, int]:
     host, _, port = daemon.listen.rpartition(":")
     return host, int(port)
 
 
 @pytest.fixture
 def seed() -> int:
-    """Printed by the assertion that fails; `PENSTOCK_CHAOS_SEED` repeats a run, as far as runs of
-    real processes can be repeated."""
+    """The seed, which a failing assertion prints. `PENSTOCK_CHAOS_SEED` repeats a run, as far as
+    runs of real processes can be repeated."""
     return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))

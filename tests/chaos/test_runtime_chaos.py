@@ -1,8 +1,8 @@
-"""Leaders that are killed, frozen and thawed, and servers that are killed under them.
+"""Leaders that are killed, frozen and thawed, and database servers that are killed under them.
 
-Sums show whatever is lost or doubled: a table is right if it equals what an oracle works out by
-hand. A short run by default; `PENSTOCK_CHAOS_SECONDS` makes it 200,000 documents and 20 kills, for
-PostgreSQL too, and kills beside compaction, garbage collection and catalog edits for so long.
+Sums reveal anything lost or doubled: a table is right if it equals an independently computed one.
+The default run is short. With `PENSTOCK_CHAOS_SECONDS` it has 200,000 documents and 20 kills, for
+PostgreSQL too, and kills beside compaction, garbage collection and catalog edits for that long.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (4_000, 2, 50)
 CHUNKS = 100
-"""Appends while a process runs."""
+"""Number of appends while a process runs."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 3600 * LONG)]
 
 SOURCE = {"source": "acme/accounts", "resource": {"table": "accounts"}}
-long_only = pytest.mark.skipif(not LONG, reason="a long run only: make chaos")
+long_only = pytest.mark.skipif(not LONG, reason="only in long runs: make chaos")
 
 
 @dataclass
 class Endpoint:
-    """Where rows go, and how they are looked at."""
+    """Where rows go, and how to read them back."""
 
     image: str
     config: Document
     table: Callable[[str, str], dict[Any, Document]]
-    """The rows of a table, by a column."""
+    """Returns the rows of a table, keyed by a column."""
     before_commit: str
-    """The crash point with the endpoint's transaction open."""
+    """A failpoint at which the endpoint's transaction is open."""
 
     def rows(self) -> dict[Any, Document]:
         return self.table("accounts", "account")
@@ -78,7 +78,7 @@ def sqlite_endpoint(directory: Path) -> Endpoint:
 
 
 def _shown(by: str) -> list[str]:
-    """The columns that `reduced` has, by this one."""
+    """Return the columns that `reduced` has when grouped by this one."""
     return ["count", "total", "top", *(["region"] if by == "account" else [])]
 
 
@@ -106,7 +106,7 @@ def apply(place: Place, endpoint: Endpoint) -> None:
     place.apply({"acme/accounts": ACCOUNTS}, {"acme/views": views})
 
 
-def the_seed() -> int:
+def choose_seed() -> int:
     return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
 
 
@@ -114,7 +114,7 @@ def the_seed() -> int:
 
 
 class Tree:
-    """`penstock run`, with its JVM and the Python workers of that: a session of processes."""
+    """`penstock run` with its JVM and Python workers, as one session of processes."""
 
     def __init__(self, place: Place, *options: str) -> None:
         command: list[str | Path] = [
@@ -136,7 +136,7 @@ class Tree:
         return code
 
     def kill(self) -> None:
-        """All at once: whoever is left could go on with what the others began."""
+        """Kill all of them: any survivor could finish what the others began."""
         while members := list(self._members()):
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
@@ -146,7 +146,7 @@ class Tree:
         self.wait()
 
     def _members(self) -> Iterator[int]:
-        """Of the session. Python workers are in a process group of their own."""
+        """Yield the session's processes. Python workers are in a process group of their own."""
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():
                 continue
@@ -159,10 +159,10 @@ class Tree:
 @pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, long_only])]
 )
-def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
+def test_killing_the_process_tree_at_any_time_loses_and_doubles_nothing(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    seed = the_seed()
+    seed = choose_seed()
     rng = random.Random(seed)
     place = Place(tmp_path, None)  # type: ignore[arg-type]
     endpoint = (
@@ -188,16 +188,16 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
     usual_s = time.monotonic() - began
     while kills < KILLS:
         append(share // 2)
-        told_bytes = log.stat().st_size
+        log_bytes = log.stat().st_size
         began = time.monotonic()
         tree = Tree(place)
-        # Half of them before they have committed anything, on the whole; the others while one
-        # transaction follows the other.
+        # Half of the kills mostly come before anything is committed; the others while transactions
+        # follow each other.
         warm = bool(kills % 2)
         until = began + rng.uniform(0.3, 0.95) * usual_s if not warm else None
         chunks = CHUNKS
         while tree.alive and (until is None or time.monotonic() < until):
-            if log.stat().st_size > told_bytes and until is None:
+            if log.stat().st_size > log_bytes and until is None:
                 usual_s = time.monotonic() - began
                 until = time.monotonic() + rng.uniform(0, 1.5)
             if warm and chunks and time.monotonic() - began > usual_s / 2:
@@ -210,14 +210,14 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
     append(DOCUMENTS)
     assert Tree(place).wait() == 0, log.read_text()
     commits = log.read_text().count(": transaction ")
-    told = (
+    summary = (
         f"seed {seed}: {kills} kills in {runs} runs of {usual_s:.1f} s, {commits} transactions "
         f"seen, {appended} documents"
     )
-    print(told)  # noqa: T201
+    print(summary)  # noqa: T201
     assert appended == DOCUMENTS
-    assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), told
-    assert place.counted("acme/accounts") == DOCUMENTS, told
+    assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), summary
+    assert place.counted("acme/accounts") == DOCUMENTS, summary
 
 
 # ------------------------------------------------------- kills beside upkeep and edited catalogs
@@ -225,7 +225,7 @@ def test_a_process_tree_that_is_killed_at_any_time_loses_and_doubles_nothing(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A binding, as the catalog has it now."""
+    """A binding as it is in the current catalog."""
 
     source: str
     table: str
@@ -251,11 +251,11 @@ BINDINGS = (
 )
 COLLECTIONS = {"acme/accounts": ACCOUNTS, "acme/others": ACCOUNTS}
 UPKEEP_KILLS = 2
-"""Of a short run."""
+"""Kills in a short run."""
 
 
-def edited(rng: random.Random, bindings: tuple[Bound, ...]) -> tuple[Bound, ...]:
-    """The bindings in another order, and some of them otherwise; one is enabled at least."""
+def edit_bindings(rng: random.Random, bindings: tuple[Bound, ...]) -> tuple[Bound, ...]:
+    """Reorder the bindings and change some of them; at least one stays enabled."""
     changed = [
         replace(each, disabled=not each.disabled) if rng.random() < 0.4
         else replace(each, backfill=each.backfill + 1) if rng.random() < 0.1
@@ -267,8 +267,8 @@ def edited(rng: random.Random, bindings: tuple[Bound, ...]) -> tuple[Bound, ...]
     return tuple(changed)
 
 
-def grow_old(place: Place) -> None:
-    """Hours pass for objects of the blob store that were written half a minute ago."""
+def age_objects(place: Place) -> None:
+    """Make objects of the blob store that are half a minute old look hours old."""
     now_s = time.time()
     for path in (place.settings.data / "blobs").rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -277,19 +277,19 @@ def grow_old(place: Place) -> None:
 
 
 class Upkeep:
-    """`penstock compact` and `penstock gc`, now and then, beside everything else."""
+    """Runs `penstock compact` and `penstock gc` beside everything else."""
 
     def __init__(self, place: Place, rng: random.Random) -> None:
         self._place, self._rng = place, rng
         self._running: subprocess.Popen[bytes] | None = None
         self.ended: dict[str, int] = {}
 
-    def go_on(self) -> None:
-        """Start the next one, when the last has ended."""
+    def start_next(self) -> None:
+        """Start the next command if the last one has ended."""
         if self._running is not None and self._running.poll() is None:
             return
         self.wait()
-        grow_old(self._place)
+        age_objects(self._place)
         what = self._rng.choice(("compact", "gc"))
         command: list[str | Path] = [
             Path(sys.executable).parent / "penstock", what, "--data", self._place.settings.data
@@ -301,8 +301,8 @@ class Upkeep:
 
     def wait(self) -> None:
         if self._running is not None:
-            said = (self._place.directory / "upkeep.log").read_text
-            assert self._running.wait(timeout=300) == 0, said()
+            log = self._place.directory / "upkeep.log"
+            assert self._running.wait(timeout=300) == 0, log.read_text()
             self.ended[self._what] = self.ended.get(self._what, 0) + 1
             self._running = None
 
@@ -313,7 +313,7 @@ class Upkeep:
 def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    seed = the_seed()
+    seed = choose_seed()
     rng = random.Random(seed)
     place = Place(tmp_path, None)  # type: ignore[arg-type]
     endpoint = (
@@ -326,17 +326,17 @@ def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
     story: list[object] = []
     appended = kills = runs = edits = 0
 
-    def apply_edited(after: tuple[Bound, ...]) -> None:
+    def apply_bindings(after: tuple[Bound, ...]) -> None:
         views = task(endpoint.image, endpoint.config, [bound.spec for bound in after])
         place.apply(COLLECTIONS, {"acme/views": views})
 
     def append(count: int) -> None:
         nonlocal appended
-        some = accounts(appended, count, keys=KEYS)
-        place.append({"acme/accounts": some, "acme/others": some})
+        documents = accounts(appended, count, keys=KEYS)
+        place.append({"acme/accounts": documents, "acme/others": documents})
         appended += count
 
-    apply_edited(bindings)
+    apply_bindings(bindings)
     append(500)
     until, usual_s = time.monotonic() + SECONDS, 8.0
     while time.monotonic() < until or (not LONG and kills < UPKEEP_KILLS):
@@ -345,7 +345,7 @@ def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
         dies_at = began + rng.uniform(0.3, 1.6) * usual_s
         while tree.alive and time.monotonic() < dies_at:
             append(rng.randint(1, 40))
-            upkeep.go_on()
+            upkeep.start_next()
             time.sleep(0.05)
         if tree.alive:
             tree.kill()
@@ -354,22 +354,22 @@ def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
             usual_s = (usual_s + time.monotonic() - began) / 2
             assert tree.wait() == 0, log.read_text()
         story.append((appended, bindings))
-        bindings = edited(rng, bindings)
-        apply_edited(bindings)
+        bindings = edit_bindings(rng, bindings)
+        apply_bindings(bindings)
         edits += 1
     upkeep.wait()
     bindings = tuple(replace(bound, disabled=False) for bound in bindings)
-    apply_edited(bindings)
+    apply_bindings(bindings)
     assert Tree(place).wait() == 0, log.read_text()
-    told = (
+    summary = (
         f"seed {seed}: {kills} kills in {runs} runs, {edits} edits of the catalog, "
         f"{upkeep.ended}, {appended} documents in {len(COLLECTIONS)} collections"
     )
-    print(told)  # noqa: T201
+    print(summary)  # noqa: T201
     everything = accounts(0, appended, keys=KEYS)
     for name in COLLECTIONS:
         there = sorted(document["total"] for document in place.read(name))
-        assert there == [document["total"] for document in everything], f"{told}: {name}"
+        assert there == [document["total"] for document in everything], f"{summary}: {name}"
     wrong: list[object] = []
     for bound in bindings:
         expected = {
@@ -383,7 +383,7 @@ def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
         if keys:
             first = min(keys)
             wrong.append((bound, len(keys), first, found.get(first), expected.get(first)))
-    assert not wrong, f"{told}: {wrong}; {story}"
+    assert not wrong, f"{summary}: {wrong}; {story}"
 
 
 # ------------------------------------------------------------------------- kill -9 of the endpoint
@@ -392,10 +392,10 @@ def test_kills_beside_upkeep_and_edited_catalogs_lose_and_double_nothing(
 @long_only
 @pytest.mark.spark
 @pytest.mark.postgres
-def test_a_server_that_is_killed_at_any_time_loses_and_doubles_nothing(
+def test_killing_the_database_server_at_any_time_loses_and_doubles_nothing(
     tmp_path: Path, spark: SparkSession, own_postgres: PostgresServer
 ) -> None:
-    seed = the_seed()
+    seed = choose_seed()
     rng = random.Random(seed)
     place = Place(tmp_path, spark)
     endpoint = postgres_endpoint(own_postgres.create_database())
@@ -420,11 +420,11 @@ def test_a_server_that_is_killed_at_any_time_loses_and_doubles_nothing(
         if not outcome:
             usual_s = (usual_s + time.monotonic() - began) / 2
     assert start(place).outcome() == ""
-    told = f"seed {seed}: {kills} kills, {appended} documents, {outcomes}"
-    print(told)  # noqa: T201
-    assert endpoint.rows() == reduced(accounts(0, appended, keys=KEYS)), told
-    assert place.counted("acme/accounts") == appended, told
-    assert not any(outcome.startswith("Bug") for outcome in outcomes), told
+    summary = f"seed {seed}: {kills} kills, {appended} documents, {outcomes}"
+    print(summary)  # noqa: T201
+    assert endpoint.rows() == reduced(accounts(0, appended, keys=KEYS)), summary
+    assert place.counted("acme/accounts") == appended, summary
+    assert not any(outcome.startswith("Bug") for outcome in outcomes), summary
 
 
 # ---------------------------------------------------------------------------------------- zombies
@@ -452,21 +452,21 @@ def test_a_leader_that_slept_while_another_took_over_commits_nothing(
     assert endpoint.rows() == reduced(accounts(0, 80))
 
     zombie.thaw()
-    said = zombie.outcome()
-    assert said.startswith(FENCED), said
-    assert "is over" in said
-    assert endpoint.rows() == reduced(accounts(0, 80)), "the zombie has stored something"
-    assert place.counted("acme/accounts") == 80, "statistics of a zombie are not committed"
+    outcome = zombie.outcome()
+    assert outcome.startswith(FENCED), outcome
+    assert "is over" in outcome
+    assert endpoint.rows() == reduced(accounts(0, 80)), "the zombie must not store anything"
+    assert place.counted("acme/accounts") == 80, "the zombie must not commit statistics"
     place.append({"acme/accounts": accounts(80, 10)})
     assert start(place).outcome() == ""
-    assert endpoint.rows() == reduced(accounts(0, 90)), "the next one goes on from the second"
+    assert endpoint.rows() == reduced(accounts(0, 90)), "the third leader continues from the second"
 
 
 @pytest.mark.spark
-def test_a_leader_that_slept_within_a_transaction_of_the_endpoint_is_settled_with(
+def test_a_leader_that_slept_inside_an_endpoint_transaction_is_settled(
     tmp_path: Path, spark: SparkSession, endpoint: Endpoint
 ) -> None:
-    """It holds locks: whoever takes over waits for them, and then learns that it did commit."""
+    """It holds locks: its successor waits for them, and then learns that it did commit."""
     place = Place(tmp_path, spark)
     apply(place, endpoint)
     place.append({"acme/accounts": accounts(0, 40)})
@@ -477,8 +477,8 @@ def test_a_leader_that_slept_within_a_transaction_of_the_endpoint_is_settled_wit
     successor.marked()
     assert not successor.ended
     zombie.thaw()
-    said = zombie.outcome()
-    assert said.startswith(FENCED), said
+    outcome = zombie.outcome()
+    assert outcome.startswith(FENCED), outcome
     assert successor.outcome() == ""
     assert endpoint.rows() == reduced(accounts(0, 80))
     assert place.counted("acme/accounts") == 80

@@ -1,7 +1,7 @@
-"""Transactions over two collections, by processes that die between ACKs, and readers of both.
+"""Writers of two collections that die between ACKs, and readers of both collections.
 
-A short run by default; `PENSTOCK_CHAOS_SECONDS` makes each seed as long as wanted, with more
-processes and more seeds.
+The default run is short; `PENSTOCK_CHAOS_SECONDS` sets the length of each seed, with more processes
+and more seeds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos import teller
-from chaos.teller import Teller, replay
+from chaos import pair_writer
+from chaos.pair_writer import PairWriter, replay
 from journal.publishing import World, world
 from penstock.model.frontier import Frontier
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.client import RemoteSession
 from penstock.shuffle.service import ShuffleService, serving
-from penstock.shuffle.state import Options
+from penstock.shuffle.state import RoundLimits
 from shuffle.following import (
     BOTH,
     NOW,
@@ -45,13 +45,13 @@ SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 PROCESSES, SEEDS, DEATHS = (6, 5, 60) if LONG else (3, 1, 16)
 
-SMALL = Options(round_max_fragments=64)
-"""Transactions of a few writers' transactions each, however far behind a reader is."""
+SMALL = RoundLimits(records=64)
+"""A reader takes only a few writers' transactions at a time, however far behind it is."""
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + SECONDS * 5)]
 
 _processes = multiprocessing.get_context("forkserver")
-# What takes a second to import is imported once; tests are not on the path of the fork server.
+# Slow imports happen once, in the fork server; tests are not on its path.
 _processes.set_forkserver_preload(
     [
         "pandas",
@@ -63,12 +63,12 @@ _processes.set_forkserver_preload(
     ]
 )
 Process = multiprocessing.process.BaseProcess
-Told = tuple[str, int]
-"""A transaction: by whom, and which."""
+TransactionId = tuple[str, int]
+"""A transaction: the name of its writer, and its number."""
 
 
 class Fleet:
-    """Tellers at work; whoever dies is followed by another, some time later."""
+    """Running writers; a dead one is replaced by another after a while."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         self.directory = directory
@@ -81,20 +81,20 @@ class Fleet:
 
     def start(self, predecessor: str | None = None) -> None:
         name = f"t{next(self._numbers)}"
-        who = Teller(
+        config = PairWriter(
             directory=self.directory,
             url=self.url,
             name=name,
             seed=self._rng.randrange(2**31),
             predecessor=predecessor,
         )
-        process = _processes.Process(target=teller.run, args=(who,), daemon=True)
+        process = _processes.Process(target=pair_writer.run, args=(config,), daemon=True)
         process.start()
         self.names.append(name)
         self._running[name] = process
 
-    async def decimate(self) -> None:
-        """Kill one now and then, and replace the dead, after a while in which ACKs are missing."""
+    async def kill_and_replace(self) -> None:
+        """Sometimes kill one, and replace the dead after a while in which ACKs are missing."""
         if self._rng.random() < 0.3:
             self._running[self._rng.choice(sorted(self._running))].kill()
         await asyncio.sleep(self._rng.uniform(0.05, 0.3))
@@ -115,15 +115,15 @@ class Fleet:
             process.kill()
             process.join()
 
-    def begun(self) -> dict[Told, int]:
-        """Every transaction that was tried, and its documents in each collection."""
+    def begun(self) -> dict[TransactionId, int]:
+        """Return every transaction that was begun, with its documents per collection."""
         return {
             (name, int(number)): int(documents)
             for name, line in self._lines("begun")
             for number, documents in [line.split()]
         }
 
-    def acknowledged(self) -> set[Told]:
+    def acknowledged(self) -> set[TransactionId]:
         return {(name, int(line)) for name, line in self._lines("acknowledged")}
 
     def _lines(self, kind: str) -> Iterator[tuple[str, str]]:
@@ -134,17 +134,17 @@ class Fleet:
                     yield name, line
 
 
-def told(seen: Seen) -> Told:
+def transaction_of(seen: Seen) -> TransactionId:
     name, number, *_ = seen.text.split()
     return name, int(number)
 
 
-def torn(found: list[Seen], begun: dict[Told, int]) -> list[Told]:
-    """Transactions of which some documents are there, and not all, in one collection or both."""
-    there = Counter((told(seen), seen.binding) for seen in found)
+def torn(found: list[Seen], begun: dict[TransactionId, int]) -> list[TransactionId]:
+    """Return transactions that are visible in part, in one collection or both."""
+    there = Counter((transaction_of(seen), seen.binding) for seen in found)
     return [
         transaction
-        for transaction in {told(seen) for seen in found}
+        for transaction in {transaction_of(seen) for seen in found}
         for binding in (0, 1)
         if there[transaction, binding] != begun[transaction]
     ]
@@ -157,7 +157,7 @@ async def follow(
     fleet: Fleet,
     ended: asyncio.Event,
 ) -> Restless:
-    """Read both collections for as long as the fleet writes, and check every transaction."""
+    """Read both collections while the fleet writes, and check every transaction."""
 
     def whole(found: list[Seen]) -> None:
         assert torn(found, fleet.begun()) == []
@@ -168,7 +168,7 @@ async def follow(
 
 
 @pytest.mark.parametrize("attempt", range(SEEDS))
-async def test_two_collections_of_one_transaction_are_never_shown_apart(
+async def test_readers_see_both_collections_of_a_transaction_together(
     tmp_path: Path, attempt: int
 ) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
@@ -187,19 +187,19 @@ async def test_two_collections_of_one_transaction_are_never_shown_apart(
                 for _ in range(PROCESSES):
                     fleet.start()
                 while fleet.deaths < DEATHS or time.monotonic() < end:
-                    await fleet.decimate()
+                    await fleet.kill_and_replace()
                 await fleet.stop()
             finally:
                 fleet.kill()
-            for name in fleet.names:  # of a successor that died before it had replayed them
+            for name in fleet.names:  # a successor may have died before it replayed them
                 await replay(here, tmp_path / f"{name}.intents")
             ended.set()
 
-        service = ShuffleService(planner(here), resolve, now=lambda: NOW, options=SMALL)
+        service = ShuffleService(planner(here), resolve, now=lambda: NOW, limits=SMALL)
         async with serving(service) as address, asyncio.TaskGroup() as tasks:
             tasks.create_task(write())
             local = tasks.create_task(
-                follow(here, rng, lambda r: session(here, resume=r, options=SMALL), fleet, ended)
+                follow(here, rng, lambda r: session(here, resume=r, limits=SMALL), fleet, ended)
             )
             distant = tasks.create_task(
                 follow(here, rng, lambda r: remote(address, r), fleet, ended)
@@ -213,27 +213,27 @@ async def test_two_collections_of_one_transaction_are_never_shown_apart(
             for binding, spec in ((0, ORDERS), (1, PAYMENTS))
         }
     begun, acknowledged = fleet.begun(), fleet.acknowledged()
-    told_all = (
+    summary = (
         f"seed {seed}, {fleet.deaths} deaths, {len(begun)} transactions begun, "
         f"{len(acknowledged)} acknowledged"
     )
     for kind, restless in (("here", local.result()), ("by gRPC", distant.result())):
         taken = restless.reader.taken
-        told_all += (
+        summary += (
             f"; {kind} {restless.transactions} taken, {restless.recoveries} recovered, "
             f"{restless.reader.peeks} peeks"
         )
-        assert repeated(taken) == [], told_all
-        assert torn(taken, begun) == [], told_all
-        assert acknowledged <= {told(seen) for seen in taken}, told_all
-        assert Counter(map(tuple, taken)) == committed[0] + committed[1], told_all
-    print(told_all)  # noqa: T201
-    assert len(acknowledged) > DEATHS, told_all
+        assert repeated(taken) == [], summary
+        assert torn(taken, begun) == [], summary
+        assert acknowledged <= {transaction_of(seen) for seen in taken}, summary
+        assert Counter(map(tuple, taken)) == committed[0] + committed[1], summary
+    print(summary)  # noqa: T201
+    assert len(acknowledged) > DEATHS, summary
 
 
 @asynccontextmanager
 async def remote(address: str, resume: Frontier) -> AsyncIterator[RemoteSession]:
-    opened = await RemoteSession.open(address, "acme/both", shards=2, resume=resume)
+    opened = await RemoteSession.open(address, "acme/both", resume=resume)
     try:
         yield opened
     finally:

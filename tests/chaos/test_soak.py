@@ -1,7 +1,7 @@
-"""Many small transactions in one process: what it takes up stays flat.
+"""Many small transactions in one process: the resources it uses stay flat.
 
-A short run by default, which shows that figures are taken and that nothing runs away;
-`PENSTOCK_CHAOS_SECONDS` makes it as long as that, and prints the table of `docs/RELIABILITY.md`.
+The default run is short, and shows that figures are taken and nothing runs away;
+`PENSTOCK_CHAOS_SECONDS` sets its length, and prints the table of `docs/RELIABILITY.md`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ WARM = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What may be added between the warm part of a run and its end."""
+    """How much a figure may grow from the warm part of a run to its end."""
 
     key: str
     title: str
     per_transaction: float = 0.0
     besides: float = 0.0
-    """Once, however many transactions there were."""
+    """Added once, regardless of the number of transactions."""
 
 
 TOLERANCES = (
     Tolerance("python_kb", "Python, KB resident", per_transaction=2, besides=4_000),
-    Tolerance("jvm_kb", "JVM, KB resident", besides=300_000),  # its heap grows up to its limit
+    Tolerance("jvm_kb", "JVM, KB resident", besides=300_000),  # its heap grows to its limit
     Tolerance("descriptors", "descriptors", besides=4),
     Tolerance("threads", "threads", besides=4),
     Tolerance("temporary_files", "temporary files", besides=10),
@@ -54,11 +54,11 @@ TOLERANCES = (
 def run(
     directory: Path, endpoint: Endpoint, seconds: float, *options: str
 ) -> tuple[list[dict[str, Any]], int]:
-    """The samples of a run, and how many documents it appended."""
+    """Return the samples of a run, and the number of documents it appended."""
     temporary = directory / "tmp"
     temporary.mkdir()
     command = [
-        sys.executable, "-m", "chaos.soaking", "--data", str(directory / "data"),
+        sys.executable, "-m", "chaos.soak_process", "--data", str(directory / "data"),
         "--endpoint", json.dumps({"image": endpoint.image, "config": endpoint.config}),
         "--seconds", str(seconds), "--every", str(max(seconds / 30, 2)),
         *options,
@@ -73,7 +73,7 @@ def run(
     return samples, last["appended"]
 
 
-long_only = pytest.mark.skipif(not LONG, reason="a long run only: make chaos")
+long_only = pytest.mark.skipif(not LONG, reason="only in long runs: make chaos")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ long_only = pytest.mark.skipif(not LONG, reason="a long run only: make chaos")
         pytest.param("postgres", (), id="postgres", marks=[pytest.mark.postgres, long_only]),
     ],
 )
-def test_what_a_process_takes_up_does_not_grow_with_its_transactions(
+def test_a_process_does_not_grow_with_its_transactions(
     tmp_path: Path, kind: str, options: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     endpoint = (
@@ -105,16 +105,17 @@ def test_what_a_process_takes_up_does_not_grow_with_its_transactions(
         f"{'':24} {'first':>12} {'warm':>12} {'end':>12} {'each':>10} {'allowed':>10}",
     ]
     grown = []
-    for each in TOLERANCES:
-        more = end[each.key] - warm[each.key]
-        allowed = each.per_transaction * between + each.besides
+    for limit in TOLERANCES:
+        more = end[limit.key] - warm[limit.key]
+        allowed = limit.per_transaction * between + limit.besides
         lines.append(
-            f"{each.title:24} {samples[0][each.key]:12,} {warm[each.key]:12,} {end[each.key]:12,} "
+            f"{limit.title:24} {samples[0][limit.key]:12,} {warm[limit.key]:12,} "
+            f"{end[limit.key]:12,} "
             f"{more / max(between, 1):10,.2f} {allowed / max(between, 1):10,.2f}"
         )
         if more > allowed:
-            grown.append(f"{each.title}: {more:,} more, {allowed:,.0f} allowed")
-    told = "\n".join(lines)
-    print(told)  # noqa: T201
-    assert between > 0, told
-    assert not grown, f"{grown}\n{told}"
+            grown.append(f"{limit.title}: {more:,} more, {allowed:,.0f} allowed")
+    table = "\n".join(lines)
+    print(table)  # noqa: T201
+    assert between > 0, table
+    assert not grown, f"{grown}\n{table}"

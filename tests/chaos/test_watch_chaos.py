@@ -1,4 +1,4 @@
-"""Streams while their committer dies, and while their reader sleeps."""
+"""Streams whose committer dies, and streams whose reader sleeps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.consensus.store import (
     ConsensusError,
     Entries,
     Entry,
-    Progress,
     Resync,
     ResyncReason,
     VersionedData,
+    WatchProgress,
     WatchResync,
 )
-from penstock.testing.persistd import Persistd, running_persistd
+from penstock_bench.persistd_process import PersistdProcess, running_persistd
 
 LONG = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0")) > 0
 KEYS = 10_000 if LONG else 1_000
@@ -37,7 +37,7 @@ Seen = tuple[int, str, int, bytes]
 
 
 class Writers:
-    """Commit to random keys, through a few connections, until enough is committed."""
+    """Commits to random keys, through a few connections, until enough is committed."""
 
     def __init__(self, url: str) -> None:
         options = RpcOptions(read_s=5, write_s=5)
@@ -72,7 +72,7 @@ class Writers:
 
 
 async def truth(store: RpcConsensus) -> list[Seen]:
-    """Everything there is, from the logs themselves."""
+    """Read all entries from the logs themselves."""
     found: list[Seen] = []
     async for key in store.list_keys("watched/"):
         entries = await store.scan(key, 0)
@@ -83,7 +83,7 @@ async def truth(store: RpcConsensus) -> list[Seen]:
 async def watch_until(
     store: RpcConsensus, seen: list[Seen], enough: asyncio.Event, last: list[int]
 ) -> None:
-    """Collects; ends when everything up to `last` was delivered, once that is known."""
+    """Collect events until everything up to `last` was delivered, once that is known."""
     newest = 0
     async for event in store.watch("watched/", 0):
         match event:
@@ -92,7 +92,7 @@ async def watch_until(
                 newest = revision
                 seen += [(revision, key, entry.seqno, entry.data) for key, entry in entries]
                 assert all(entry.revision == revision for _, entry in entries)
-            case Progress(revision):
+            case WatchProgress(revision):
                 assert revision >= newest
                 newest = revision
             case WatchResync():
@@ -102,7 +102,7 @@ async def watch_until(
 
 
 async def test_a_watch_over_all_keys_misses_and_repeats_nothing(
-    persistd: Persistd,
+    persistd: PersistdProcess,
 ) -> None:
     writers = Writers(persistd.url)
     reader = RpcConsensus(persistd.url)
@@ -118,7 +118,7 @@ async def test_a_watch_over_all_keys_misses_and_repeats_nothing(
     wanted = await truth(reader)
     last[0] = wanted[-1][0]
     enough.set()
-    # A commit of somebody else is a sign of life for a stream that has everything already.
+    # Another commit gives a stream that has everything something to deliver.
     await reader.compare_and_set("other", VersionedData(0, b"x"))
     await asyncio.wait_for(watching, 60)
     await reader.close()
@@ -127,10 +127,10 @@ async def test_a_watch_over_all_keys_misses_and_repeats_nothing(
     assert [each[0] for each in seen] == sorted(each[0] for each in seen)
 
 
-async def test_a_sleeping_subscriber_costs_little_and_is_told_what_it_missed(
-    persistd: Persistd,
+async def test_a_sleeping_subscriber_costs_little_and_resyncs(
+    persistd: PersistdProcess,
 ) -> None:
-    """100 MiB go by, and are truncated, while it does not read; it resyncs and goes on."""
+    """100 MiB are committed and truncated while it does not read; it resyncs and continues."""
     store, sleeper = RpcConsensus(persistd.url), RpcConsensus(persistd.url)
     size, count = 512 << 10, 200
     noise = random.Random(1).randbytes(size)
@@ -174,7 +174,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.fixture
-def persistd(tmp_path: Path) -> Iterator[Persistd]:
+def persistd(tmp_path: Path) -> Iterator[PersistdProcess]:
     url = f"sqlite:///{tmp_path / 'consensus.db'}"
     with running_persistd(url, tmp_path / "persistd.log") as daemon:
         yield daemon

@@ -1,4 +1,4 @@
-"""Random clients of a consensus store that write down everything they did and saw."""
+"""Random clients of a consensus store that record everything they did and saw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.consensus.store import (
     ErrorKind,
     VersionedData,
 )
-from penstock.testing.history import Cas, Head, Op, Outcome, Scan, Truncate, Version
+from support.history import Cas, Head, Op, Outcome, Scan, Truncate, Version
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Store(Protocol):
 
 
 class StoreReset(Exception):
-    """The store was created anew: the client stops, as an application must."""
+    """The store was recreated: the client stops, as an application must."""
 
 
 @dataclasses.dataclass
@@ -47,21 +47,21 @@ class Client:
 
     name: str
     stores: Sequence[tuple[str, Store]]
-    """Ways to the store, by committer; each operation takes one of them."""
+    """Connections to the store, by committer; each operation picks one."""
     keys: Sequence[str]
     rng: random.Random
     record: Callable[[Op], None]
     clock: Callable[[], int] = time.monotonic_ns
     patience_s: float = 5
     counts: bool = False
-    """Whether to believe how many entries a truncation deleted: a transport may send it again."""
+    """True if the reported number of truncated entries is exact: a transport may resend."""
 
     def __post_init__(self) -> None:
         self.believed: dict[str, int] = dict.fromkeys(self.keys, -1)
         self.count = 0
 
     async def step(self) -> None:
-        """One operation, of the mix that finds most."""
+        """Perform one operation, from the mix that finds most faults."""
         key = self.rng.choice(self.keys)
         head = self.believed[key]
         kind = self.rng.random()
@@ -86,7 +86,7 @@ class Client:
 
     async def cas(self, key: str, seqno: int) -> None:
         token = self._token()
-        via, store = self._way()
+        via, store = self._pick_store()
         entry = VersionedData(seqno, token.encode())
         invoke = self.clock()
         outcome, result = await self._ask(store.compare_and_set(key, entry))
@@ -95,7 +95,7 @@ class Client:
         await self._learn(key, seqno, outcome)
 
     async def cas_batch(self, keys: Sequence[str], *, atomic: bool) -> None:
-        via, store = self._way()
+        via, store = self._pick_store()
         calls = [(key, Cas(seqno=self.believed[key] + 1, token=self._token())) for key in keys]
         batch = [(key, VersionedData(call.seqno, call.token.encode())) for key, call in calls]
         invoke = self.clock()
@@ -117,7 +117,7 @@ class Client:
             await self._learn(key, call.seqno, each)
 
     async def read_head(self, key: str, *, fresh: bool) -> None:
-        via, store = self._way()
+        via, store = self._pick_store()
         invoke = self.clock()
         outcome, entry = await self._ask(store.head(key, fresh=fresh))
         if outcome is Outcome.OK:
@@ -126,7 +126,7 @@ class Client:
             self.believed[key] = -1 if entry is None else entry.seqno
 
     async def scan(self, key: str, from_: int, limit: int | None) -> None:
-        via, store = self._way()
+        via, store = self._pick_store()
         invoke = self.clock()
         outcome, entries = await self._ask(
             store.scan(key, from_, SCAN_ALL if limit is None else limit)
@@ -138,7 +138,7 @@ class Client:
                 self.believed[key] = max(self.believed[key], seen[-1].seqno)
 
     async def truncate(self, key: str, seqno: int) -> None:
-        via, store = self._way()
+        via, store = self._pick_store()
         invoke = self.clock()
         outcome, deleted = await self._ask(store.truncate(key, seqno))
         self._note(
@@ -150,7 +150,7 @@ class Client:
         )
 
     async def _learn(self, key: str, seqno: int, outcome: Outcome) -> None:
-        """Keep believing in the right head, mostly: losers read, as state logs do."""
+        """Keep the believed head mostly right: a loser reads, as state logs do."""
         if outcome is Outcome.OK:
             self.believed[key] = seqno
         elif outcome is not Outcome.FAILED and self.rng.random() < 0.9:
@@ -184,7 +184,7 @@ class Client:
             )
         )
 
-    def _way(self) -> tuple[str, Store]:
+    def _pick_store(self) -> tuple[str, Store]:
         return self.rng.choice(self.stores)
 
     def _token(self) -> str:

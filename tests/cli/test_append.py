@@ -11,8 +11,8 @@ import pytest
 
 from cli.documents import jsonl, penstock, start, with_catalog
 from penstock.catalog import intake
-from penstock.catalog.documents import LINE_BYTES_MAX
-from penstock.cli.append import REFUSALS_SHOWN
+from penstock.catalog.append import REFUSALS_SHOWN
+from penstock.catalog.intake import LINE_BYTES_MAX
 
 
 @pytest.fixture

@@ -36,13 +36,13 @@ def here(tmp_path: Path) -> Path:
 
 def test_an_applied_catalog_is_recorded_and_its_changes_are_shown(here: Path) -> None:
     first = penstock("apply", "catalog.yaml", cwd=here)
-    assert (first.exit_code, first.stderr) == (0, "1 added: made version 1\n")
+    assert (first.exit_code, first.stderr) == (0, "1 added: the catalog is now version 1\n")
     heading, line = first.stdout.splitlines()
     assert heading.split() == ["CHANGE", "KIND", "NAME", "BEFORE", "AFTER"]
     assert line.split()[:4] == ["added", "collection", "acme/orders", "-"]
     again = penstock("apply", "catalog.yaml", cwd=here)
     assert (again.exit_code, again.stdout) == (0, "")
-    assert again.stderr == "nothing changes: version 1 is this catalog\n"
+    assert again.stderr == "no changes: this catalog is version 1\n"
 
 
 def test_a_dry_run_shows_and_does_nothing(here: Path) -> None:
@@ -71,13 +71,13 @@ def test_what_a_catalog_leaves_out_is_removed(here: Path) -> None:
         ["removed", "collection", "acme/orders"],
         ["added", "collection", "acme/others"],
     ]
-    assert result.stderr == "1 added, 1 removed: made version 2\n"
+    assert result.stderr == "1 added, 1 removed: the catalog is now version 2\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        pytest.param([], 2, "which catalog?", id="no catalog"),
+        pytest.param([], 2, "no catalog given", id="no catalog"),
         pytest.param(["wrong.yaml"], 1, "the catalog has 2 errors", id="a catalog with a mistake"),
         pytest.param(["none.yaml"], 1, "none.yaml", id="no such file"),
     ],
@@ -122,9 +122,10 @@ def test_tasks_that_cannot_run_here_are_named(here: Path) -> None:
     done = penstock("apply", "catalog.yaml", cwd=here)
     assert done.exit_code == 0, done.stderr
     assert done.stderr.splitlines()[1:] == [
-        "acme/files is only recorded: captures do not run yet",
-        "acme/doubled is only recorded: derivations do not run yet",
-        "acme/lake is only recorded: there is no connector penstock/materialize-iceberg",
+        "acme/files is recorded, but will not run: captures do not run yet",
+        "acme/doubled is recorded, but will not run: derivations do not run yet",
+        "acme/lake is recorded, but will not run: "
+        "there is no connector penstock/materialize-iceberg",
     ]
     told = json.loads(penstock("apply", "catalog.yaml", "--json", cwd=here).stdout)
     assert [each["name"] for each in told["cannot_run"]] == [

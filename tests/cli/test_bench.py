@@ -11,11 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.bench import frame, plots
-from penstock.bench.frame import Bench, Chart, Goal, Listed, Report, Result
 from penstock.cli.bench import bench
 from penstock.cli.frame import register
 from penstock.errors import Unavailable
+from penstock_bench import frame, plots
+from penstock_bench.frame import Bench, Chart, Goal, Report, Result, WorkloadEntry
 
 REPORT = Report(
     results=(Result(name="keys", value=1_234_567.8, unit="keys/s"),),
@@ -66,13 +66,13 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
         setattr(module, workload.__name__, workload)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     listed = {
-        "fast": Listed("tiny_workloads:fast", "nothing that takes time"),
-        "broken": Listed("tiny_workloads:broken", "something that is missing"),
-        "buggy": Listed("tiny_workloads:buggy", "a mistake of ours"),
-        "mute": Listed("tiny_workloads:mute", "an engine that has gone"),
-        "wordy": Listed("tiny_workloads:wordy", "an engine that says much"),
-        "absent": Listed("no_such_module:run", "what cannot be imported"),
-        "again": Listed("tiny_workloads:fast", "the same once more"),
+        "fast": WorkloadEntry("tiny_workloads:fast", "nothing that takes time"),
+        "broken": WorkloadEntry("tiny_workloads:broken", "something that is missing"),
+        "buggy": WorkloadEntry("tiny_workloads:buggy", "a mistake of ours"),
+        "mute": WorkloadEntry("tiny_workloads:mute", "an engine that has gone"),
+        "wordy": WorkloadEntry("tiny_workloads:wordy", "an engine that says much"),
+        "absent": WorkloadEntry("no_such_module:run", "what cannot be imported"),
+        "again": WorkloadEntry("tiny_workloads:fast", "the same once more"),
     }
     monkeypatch.setattr(frame, "WORKLOADS", listed)
     app = typer.Typer()
@@ -122,7 +122,7 @@ def test_what_fails_is_named_and_the_others_go_on(app: typer.Typer, tmp_path: Pa
     assert "penstock: benchmark broken failed: no engine\n  fix   install one\n" in ran.stderr
     assert "penstock: benchmark buggy failed: ZeroDivisionError: by nothing\n" in ran.stderr
     assert "penstock: benchmark absent failed: ModuleNotFoundError" in ran.stderr
-    assert "penstock: benchmark mute failed: MuteError: (it cannot say more)\n" in ran.stderr
+    assert "penstock: benchmark mute failed: MuteError: (no details)\n" in ran.stderr
     assert "benchmark wordy failed: RuntimeError: An error occurred\n: in Java\n" in ran.stderr
     assert "c.d" not in ran.stderr
     assert "penstock: 5 of 7 benchmarks failed: broken, buggy, mute, wordy, absent\n" in ran.stderr

@@ -154,7 +154,7 @@ def test_print_schema_is_a_json_schema(tmp_path: Path) -> None:
 def test_without_a_catalog_the_usage_is_wrong(tmp_path: Path) -> None:
     done = penstock("check", cwd=tmp_path)
     assert done.returncode == 2
-    assert "which catalog?" in done.stderr
+    assert "no catalog given" in done.stderr
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:

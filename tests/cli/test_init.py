@@ -45,7 +45,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     mine.write_text("mine")
     done = penstock("init", ".")
     assert done.exit_code == 1
-    assert "schemas/order.yaml is there already" in done.stderr
+    assert "schemas/order.yaml already exists" in done.stderr
     assert mine.read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["schemas"]
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from journal.publishing import seal_as
 from penstock.cli.main import app
 from penstock.consensus.open import open_consensus
 from penstock.journal.journals import Journals, creation
@@ -79,8 +80,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         page = Page(
             path="p", begin=0, end=2, records=1, rows=2, bytes=3000, revision_min=1, revision_max=2
         )
-        await journals.seal(str(EU), page)
-        await journals.suspend(str(US))
+        await seal_as(journals, str(EU), page)
         await store.close()
 
     asyncio.run(fill())
@@ -94,7 +94,7 @@ def test_journals_are_listed_one_per_line(here: Path) -> None:
         ["NAME", "STATUS", "OFFSETS", "ROWS", "FRAGMENTS", "BYTES", "PRODUCERS", "LABELS"],
         [str(ELSEWHERE), "active", "0..0", "0", "0", "0", "B", "0", "city=S%C3%A3o%20Paulo"],
         [str(EU), "active", "0..10", "9", "2", "8.8", "KiB", "2", "region=eu"],
-        [str(US), "suspended", "0..0", "0", "0", "0", "B", "0", "region=us"],
+        [str(US), "active", "0..0", "0", "0", "0", "B", "0", "region=us"],
     ]
 
 

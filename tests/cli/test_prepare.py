@@ -31,7 +31,7 @@ def test_where_nothing_can_be_written_it_says_what_that_costs(
     monkeypatch.setattr(engine, "class_archive", lambda _: tmp_path / "file" / "spark.jsa")
     code, said = prepared()
     assert code == 1
-    assert "cannot be written to" in said
+    assert "cannot write to" in said
     assert "only" in said
     assert "Traceback" not in said
 

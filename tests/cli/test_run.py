@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from penstock import wall_clock
 from penstock.cli.main import app
-from penstock.connectors.sqlite import Sqlite
+from penstock.connectors.sqlite.sink import Sqlite
 from penstock.model.clock import Clock, duration
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def test_a_task_that_fails_does_not_stop_another(here: Path) -> None:
     ("arguments", "said"),
     [
         pytest.param(("run", "--task", "acme/view"), "there is no task acme/view", id="task"),
-        pytest.param(("run", "--timeout", "soon"), "not a time", id="timeout"),
+        pytest.param(("run", "--timeout", "soon"), "not a duration", id="timeout"),
         pytest.param(("task", "close-now", "acme/x"), "there is no task acme/x", id="close-now"),
         pytest.param(
             ("preview", "--source", "catalog.yaml"), "choose one with --name", id="no name"

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from penstock.cli import append, doctor, journals, persistd
 from penstock.cli.frame import register
-from penstock.connectors.postgres_server import Server
+from penstock.connectors.postgres.server import Server
 from penstock.consensus.committer.client import RpcConsensus
 from penstock.consensus.postgres import check_url
 from penstock.errors import UsageError, UserError
-from penstock.runtime.connector import ConnectorError
+from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.secrets import resolve
 from penstock.runtime.task_log import _Collector
 from penstock.servicekit import logs, secrets

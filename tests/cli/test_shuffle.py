@@ -22,20 +22,20 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.documents import jsonl
-from consensus.committer.certificates import certificate
 from consensus.committer.hostile import connecting, peak_mib
 from journal.publishing import ORDERS, batch, world
 from penstock import wall_clock
 from penstock.cli import shuffle as command
 from penstock.cli.main import app
 from penstock.journal.planning import Planner
-from penstock.journal.publisher import Options
-from penstock.journal.transaction import Limits, close
+from penstock.journal.publisher import PublisherOptions
+from penstock.journal.transaction import BatchLimits, close
 from penstock.model.keys import key_hash, pack
-from penstock.model.routing import shard_of, split_shards
+from penstock.model.routing import shard_of
 from penstock.shuffle import wire
 from penstock.shuffle.binding import ad_hoc_bindings
 from penstock.shuffle.session import Session
+from servicekit.rpc.certificates import certificate
 
 CATALOG = """
 collections:
@@ -336,9 +336,9 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "PATIENCE_S", 0.05)
-    limits = Limits(journals=1)  # every ACK in a store transaction of its own
+    limits = BatchLimits(journals=1)  # every ACK in a store transaction of its own
     async with world(tmp_path) as here:
-        publisher = here.publisher(options=Options(limits=limits))
+        publisher = here.publisher(options=PublisherOptions(limits=limits))
         regions = ("eu", "eu", "us")
         await publisher.publish(0, batch([{"id": i, "region": r} for i, r in enumerate(regions)]))
         intents = await publisher.commit()
@@ -348,7 +348,6 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
         session = await Session.open(
             Planner(journals=here.journals, blobs=here.blobs, schemas=here.schemas),
             bindings,
-            routing=split_shards(2),
             now=wall_clock.now,
         )
         printed = command._Printed(as_json=False)
@@ -356,7 +355,6 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
         try:
             peek = await anext(checkpoints)
             printed.show(peek, bindings, [2, 0])
-            session.consumed(peek)
             coming = asyncio.ensure_future(anext(checkpoints))
             shown, said = capsys.readouterr()
             assert shown.startswith("#1  peek, 1 hint unresolved  2 documents  ")
@@ -370,7 +368,6 @@ async def test_what_is_acknowledged_in_part_is_a_peek_and_the_rest_is_waited_for
             rest = await coming
             printed.show(rest, bindings, None)
             assert capsys.readouterr().out.startswith("#2  resolved  1 document  ")
-            session.consumed(rest)
             assert [each async for each in checkpoints] == []
         finally:
             await checkpoints.aclose()

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.connectors.postgres import Postgres
-from penstock.connectors.sqlite import Sqlite
+from penstock.connectors.postgres.sink import Postgres
+from penstock.connectors.sqlite.sink import Sqlite
 from penstock.model.spec import Endpoint
-from penstock.runtime.connector import Materialization
-from penstock.testing.connector_suite import Bind, Document, Run, built
+from penstock.testing.sink_harness import SqlPlace
 
 SECRET = "hunter2-of-the-test"  # noqa: S105 - of a server that lives as long as the test
 VARIABLE = "PENSTOCK_TEST_PASSWORD"
 
 
-class Place(Protocol):
-    """An endpoint and its directory."""
-
-    directory: Path
-    config: Document
-    runs: list[Run]
-
-    def connect(self, endpoint: Endpoint, where: str) -> Materialization: ...
-
-    def rows(self, table: str = "t") -> list[dict[str, Any]]: ...
-
-    def execute(self, statement: str) -> list[Any]: ...
-
-    def columns(self, table: str = "t") -> dict[str, str]: ...
-
-    def previews(self) -> list[str]:
-        """What is left of previews."""
-        ...
-
-
 @dataclass
-class SqlitePlace:
-    directory: Path
-    config: Document = field(init=False)
-    runs: list[Run] = field(default_factory=list)
+class SqlitePlace(SqlPlace):
+    table_options = " STRICT"
 
     def __post_init__(self) -> None:
         self.config = {"path": str(self.directory / "views.db")}
@@ -71,22 +47,26 @@ class SqlitePlace:
     def columns(self, table: str = "t") -> dict[str, str]:
         return dict(self.execute(f"SELECT name, type FROM pragma_table_info('{table}')"))  # noqa: S608
 
+    def snapshot(self) -> Any:  # noqa: ANN401
+        if not Path(self.config["path"]).exists():
+            return None
+        tables = self.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'")
+        return [(name, text, self.rows(name)) for name, text in tables]
+
     def previews(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("*preview*"))
 
 
 @dataclass
-class PostgresPlace:
+class PostgresPlace(SqlPlace):
     """A schema, and a role that may do no more than it must: a database for each test is dear."""
 
-    directory: Path
     admin_url: str
     role: str = field(init=False)
     url: str = field(init=False)
-    config: Document = field(init=False)
-    runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.secrets = (SECRET,)
         given = conninfo_to_dict(self.admin_url)
         self.role = f"worker_{uuid.uuid4().hex[:12]}"
         host, port, database = given["host"], given["port"], given["dbname"]
@@ -128,6 +108,12 @@ class PostgresPlace:
         )
         return dict(found)
 
+    def snapshot(self) -> Any:  # noqa: ANN401
+        tables = self.execute(
+            "SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1"
+        )
+        return [(name, self.rows(name)) for (name,) in tables]
+
     def previews(self) -> list[str]:
         return [
             name
@@ -136,39 +122,3 @@ class PostgresPlace:
                 "AND tableowner = current_user ORDER BY 1"
             )
         ]
-
-
-def start(
-    place: Place,
-    *binds: Bind,
-    epoch: int = 1,
-    last: Run | None = None,
-    name: str = "acme/views",
-    renamed_from: str | None = None,
-    resumed: bool | None = None,
-    **config: Any,  # noqa: ANN401 - any JSON value
-) -> Run:
-    """Build, apply and open; whoever made the place closes it."""
-    what = built(
-        place.directory,
-        binds,
-        place.connect,
-        config=place.config | config,
-        name=name,
-        renamed_from=renamed_from,
-    )
-    before = None if last is None else last.built
-    run = Run.start(what, epoch=epoch, last=before, resumed=resumed)
-    place.runs.append(run)
-    return run
-
-
-def merging(required: Sequence[str] = ("k",), **properties: Document) -> Document:
-    """A closed object that merges: what push-down needs."""
-    return {
-        "type": "object",
-        "required": list(required),
-        "additionalProperties": False,
-        "properties": {"k": {"type": "integer"}, **properties},
-        "reduce": {"strategy": "merge"},
-    }

@@ -12,10 +12,10 @@ import pytest
 from penstock.model.clock import Clock
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
-from penstock.runtime.connector import FencedEndpoint, Materialization, Pattern
+from penstock.runtime.connector.materialize import FencedEndpoint, Materialization, Pattern
 from penstock.runtime.patches import apply_patches
-from penstock.testing.connector_suite import Bind, Document, Run, built, expected
-from penstock.testing.endpoints import Direct, Files, Table
+from penstock.testing.sink_harness import Bind, Document, SinkRun, build_sink, expected
+from support.endpoints import Direct, Files, Table
 
 SCHEMA: Document = {
     "type": "object",
@@ -35,14 +35,14 @@ def start(
     *binds: Bind,
     epoch: int = 1,
     state: Json = None,
-    last: Run | None = None,
-) -> Run:
+    last: SinkRun | None = None,
+) -> SinkRun:
     def connect(endpoint: Endpoint, where: str) -> Materialization:
         return kind(endpoint.config.value, where=where)
 
-    what = built(directory, binds, connect, config={"path": str(directory / "views")})
+    what = build_sink(directory, binds, connect, config={"path": str(directory / "views")})
     before = None if last is None else last.built
-    return Run.start(what, epoch=epoch, state=state, last=before)
+    return SinkRun.start(what, epoch=epoch, state=state, last=before)
 
 
 def shown(directory: Path, table: str = "one") -> dict[int, int]:
@@ -70,7 +70,7 @@ def test_rows_appear_with_the_acknowledgement_and_are_forgotten_then(tmp_path: P
 
 
 def test_staged_names_are_unique_and_named_in_the_patch(tmp_path: Path) -> None:
-    """PB-1: what no patch names is not applied, and is swept."""
+    """Rows that no patch names are not applied, and are swept."""
     run = start(tmp_path, Files, ONE)
     lost, won = run.stage([{"k": 1, "n": 100}]), run.stage([{"k": 1, "n": 1}])
     assert lost[0].at != won[0].at
@@ -84,7 +84,7 @@ def test_staged_names_are_unique_and_named_in_the_patch(tmp_path: Path) -> None:
 
 
 def test_a_unit_is_applied_once_however_often_it_is_acknowledged(tmp_path: Path) -> None:
-    """PB-2, PB-3: the patch that forgets it may be lost; the guard is what counts."""
+    """The patch that forgets a unit may be lost; the guard is what counts."""
     run = start(tmp_path, Files, ONE)
     patches = run.commit(run.stage([{"k": 1, "n": 1}]))
     state = apply_patches({}, patches)
@@ -96,7 +96,7 @@ def test_a_unit_is_applied_once_however_often_it_is_acknowledged(tmp_path: Path)
 
 
 def test_an_old_unit_after_a_newer_one_changes_nothing(tmp_path: Path) -> None:
-    """PB-2: a zombie that wakes up late finds the guard beyond its unit."""
+    """A zombie that wakes up late finds the guard beyond its unit."""
     zombie = start(tmp_path, Files, ONE)
     old = zombie.commit(zombie.stage([{"k": 1, "n": 1}]))
     new = start(tmp_path, Files, ONE, epoch=2, state=apply_patches({}, old))
@@ -109,7 +109,7 @@ def test_an_old_unit_after_a_newer_one_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_repeat_finishes_only_what_was_missing(tmp_path: Path) -> None:
-    """PB-4: two targets, of which the second could not be written to at first."""
+    """Two targets, of which the second could not be written to at first."""
     run = start(tmp_path, Files, ONE, TWO)
     patches = run.commit(run.stage([{"k": 1, "n": 1}], [{"k": 2, "n": 2}]))
     blocker = tmp_path / "views" / "two.db"
@@ -124,7 +124,7 @@ def test_a_repeat_finishes_only_what_was_missing(tmp_path: Path) -> None:
     assert (shown(tmp_path, "one"), shown(tmp_path, "two")) == ({1: 1}, {2: 2})
 
 
-def test_what_was_staged_before_a_backfill_does_not_come_back(tmp_path: Path) -> None:
+def test_rows_staged_before_a_backfill_do_not_come_back(tmp_path: Path) -> None:
     run = start(tmp_path, Files, ONE)
     patches = run.commit(run.stage([{"k": 1, "n": 1}]))
     fresh = Bind(schema=SCHEMA, table="one", backfill=1)
@@ -135,7 +135,7 @@ def test_what_was_staged_before_a_backfill_does_not_come_back(tmp_path: Path) ->
     assert shown(tmp_path) == {}
 
 
-def test_what_was_committed_for_a_target_that_is_gone_is_applied_when_it_is_back(
+def test_units_of_a_removed_target_are_applied_when_it_returns(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path, Files, ONE, TWO)
@@ -155,7 +155,7 @@ def test_what_was_committed_for_a_target_that_is_gone_is_applied_when_it_is_back
     assert (state, staged_files(tmp_path)) == ({"units": {}}, [])
 
 
-def test_a_target_that_was_gone_for_a_while_is_emptied_for_a_backfill_all_the_same(
+def test_a_target_that_returns_is_emptied_for_a_backfill(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path, Files, ONE, TWO)
@@ -203,7 +203,7 @@ def test_rows_are_visible_as_they_are_stored(tmp_path: Path) -> None:
 
 
 def test_the_same_documents_stored_again_are_there_once(tmp_path: Path) -> None:
-    """PC-1: a replay stores exactly the same rows, which a last-write-wins schema cannot tell."""
+    """A replay stores exactly the same rows, so a last-write-wins schema is not affected."""
     schema = {key: value for key, value in SCHEMA.items() if key != "reduce"}
     schema["properties"] = {"k": {"type": "integer"}, "n": {"type": "integer"}}
     run = start(tmp_path, Direct, Bind(schema=schema, table="one"))
@@ -213,7 +213,7 @@ def test_the_same_documents_stored_again_are_there_once(tmp_path: Path) -> None:
 
 
 def test_the_same_sums_stored_again_count_twice(tmp_path: Path) -> None:
-    """PC-2: why a build warns of such schemas."""
+    """This is why a build warns of such schemas."""
     run = start(tmp_path, Direct, ONE)
     for _ in range(2):
         run.stage([{"k": 1, "n": 7}])
@@ -257,11 +257,15 @@ def _sums(documents: Sequence[Document]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", [Files, Direct])
-def test_a_preview_is_apart_and_leaves_nothing(tmp_path: Path, kind: type[Files | Direct]) -> None:
+def test_a_preview_is_separate_and_leaves_nothing(
+    tmp_path: Path, kind: type[Files | Direct]
+) -> None:
     connector = kind({"path": str(tmp_path / "views")}, where="x")
     with connector.preview([("one",)]) as preview:
-        what = built(tmp_path, [ONE], lambda *_: preview, config={"path": str(tmp_path / "views")})
-        run = Run.start(what, epoch=1)
+        what = build_sink(
+            tmp_path, [ONE], lambda *_: preview, config={"path": str(tmp_path / "views")}
+        )
+        run = SinkRun.start(what, epoch=1)
         run.session.acknowledge(run.commit(run.stage([{"k": 1, "n": 1}])))
         run.close()
         assert list(tmp_path.glob("*preview*"))

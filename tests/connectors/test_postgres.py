@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: types, staging, lost connections, and refusals in words that help."""
+"""PostgreSQL beyond the suite: types, staging, lost connections, and errors that help."""
 
 from __future__ import annotations
 
@@ -15,25 +15,36 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from connectors.places import SECRET, VARIABLE, PostgresPlace, merging, start
+from connectors.places import SECRET, VARIABLE, PostgresPlace
 from consensus.pgproxy import PgProxy, Side
-from penstock.connectors import postgres_rows
-from penstock.connectors.postgres import COMMITS_MAX, Postgres, PostgresSession
-from penstock.connectors.postgres_columns import Fit, fit, type_of
-from penstock.connectors.postgres_rows import is_carried, stage_name, stage_prefix
+from penstock.connectors.postgres import rows as postgres_rows
+from penstock.connectors.postgres.columns import fit, type_of
+from penstock.connectors.postgres.rows import is_carried, stage_name, stage_prefix
+from penstock.connectors.postgres.session import COMMITS_MAX, PostgresSession
+from penstock.connectors.postgres.sink import Postgres
+from penstock.connectors.sql.dialect import Fit
 from penstock.errors import UserError
 from penstock.model.clock import Clock
 from penstock.model.columns import Column, Kind
 from penstock.model.reduce import Strategy
-from penstock.runtime.connector import Attempt, ConnectorError, Constraint, TargetField
+from penstock.runtime.connector.common import ConnectorError, SparkAttempt
+from penstock.runtime.connector.materialize import Constraint, TargetField
 from penstock.runtime.materialize.fields import Mode
-from penstock.testing.connector_suite import Bind, Document, Run, built, expected
 from penstock.testing.postgres import PostgresServer, free_port
+from penstock.testing.sink_harness import (
+    Bind,
+    Document,
+    SinkRun,
+    build_sink,
+    expected,
+    merging_schema,
+    start,
+)
 
 pytestmark = pytest.mark.postgres
 
 SUMS = Bind(
-    schema=merging(
+    schema=merging_schema(
         n={"type": "integer", "reduce": {"strategy": "sum"}},
         text={"type": "string"},
     )
@@ -104,7 +115,7 @@ HARD_TEXTS = [
 
 
 @pytest.mark.parametrize("tables", [False, True], ids=["carried", "by a table"])
-def test_texts_arrive_letter_by_letter(
+def test_texts_arrive_unchanged(
     place: PostgresPlace, tables: bool, request: pytest.FixtureRequest
 ) -> None:
     if tables:
@@ -119,7 +130,7 @@ def test_texts_arrive_letter_by_letter(
     assert found == dict(enumerate(HARD_TEXTS)) | {-1: None}
 
 
-def test_what_older_attempts_left_is_swept_and_what_is_newer_stays(
+def test_tables_of_older_attempts_are_swept_and_newer_ones_stay(
     place: PostgresPlace, staging: None
 ) -> None:
     old = start(place, SUMS, epoch=1)
@@ -129,12 +140,10 @@ def test_what_older_attempts_left_is_swept_and_what_is_newer_stays(
     assert stage_tables(place) == [left.at]
     assert isinstance(newer.session, PostgresSession)
     newer.session._epoch = 4
-    newer.session.sweep(())
+    newer.session.sweep()
     assert stage_tables(place) == [left.at]
     newer.session._epoch = 5
-    newer.session.sweep([left])
-    assert stage_tables(place) == [left.at]
-    newer.session.sweep(())
+    newer.session.sweep()
     assert stage_tables(place) == []
 
 
@@ -145,7 +154,8 @@ def test_a_table_that_is_still_written_to_is_not_waited_for(
     (left,) = run.stage([{"k": 1, "n": 1}])
     with psycopg.connect(place.url) as holder:
         holder.execute(f'LOCK TABLE penstock_stage."{left.at}"'.encode())
-        run.session.sweep(())
+        assert isinstance(run.session, PostgresSession)
+        run.session.sweep()
         assert stage_tables(place) == [left.at]
     run.transaction([{"k": 1, "n": 1}])  # the session is as good as before
     assert place.rows()[0]["n"] == 1
@@ -160,8 +170,8 @@ def test_an_attempt_that_gives_up_leaves_no_table(place: PostgresPlace, staging:
     assert stage_tables(place) == []
 
 
-def _batch(run: Run) -> Any:  # noqa: ANN401 - an Arrow batch
-    from penstock.testing.connector_suite import _projected
+def _batch(run: SinkRun) -> Any:  # noqa: ANN401 - an Arrow batch
+    from penstock.testing.sink_harness import _projected
 
     return _projected(run.built.targets[0], [({"k": 1, "n": 1}, False)])
 
@@ -178,7 +188,7 @@ def test_names_of_staged_tables_fit_and_differ(
     task: str, epoch: int, clock: int, number: int, shard: int
 ) -> None:
     def name(number: int) -> str:
-        attempt = Attempt(
+        attempt = SparkAttempt(
             task=task,
             epoch=epoch,
             transaction=Clock(clock),
@@ -207,7 +217,7 @@ def test_a_crash_of_the_server_empties_staged_tables_and_the_commit_sees_it(
     own_postgres.start()
     assert isinstance(run.built.connector, Postgres)
     assert stage_tables(place) == [staged[0].at]
-    run.session = PostgresSession(run.built.connector._options, run.built.task, 1)
+    run.session = PostgresSession(run.built.connector, run.built.sink_task, 1)
     for _ in ("emptied", "gone"):
         with pytest.raises(ConnectorError, match="1 rows were staged, and 0 are there") as lost:
             run.commit(staged)
@@ -254,7 +264,7 @@ async def test_a_connection_may_break_at_every_message_of_a_commit(
 
 
 def _refusing(place: PostgresPlace, times: int) -> None:
-    """Let the first so many transactions that write to `t` fail as if others were in the way."""
+    """Let the first N transactions that write to `t` fail as if others were in the way."""
     place.execute("CREATE SEQUENCE tried")  # which no rollback takes back
     place.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -271,7 +281,7 @@ def _refusing(place: PostgresPlace, times: int) -> None:
 @pytest.mark.parametrize(
     ("times", "succeeds"), [(COMMITS_MAX - 1, True), (COMMITS_MAX, False)], ids=["two", "three"]
 )
-def test_transactions_that_others_were_in_the_way_of_are_run_again(
+def test_a_commit_that_failed_to_serialize_is_run_again(
     place: PostgresPlace, times: int, succeeds: bool
 ) -> None:
     run = start(place, SUMS)
@@ -289,7 +299,7 @@ def test_transactions_that_others_were_in_the_way_of_are_run_again(
 # ------------------------------------------------------------------------------------------- types
 
 TIMES = Bind(
-    schema=merging(
+    schema=merging_schema(
         at={"type": "string", "format": "date-time"},
         day={"type": "string", "format": "date"},
         id={"type": "string", "format": "uuid"},
@@ -367,10 +377,11 @@ def test_odd_date_times(place: PostgresPlace, given_: str, shown: str) -> None:
     assert place.execute("SELECT at::text, day::text FROM t") == [(shown, "0001-12-31 BC")]
 
 
-def test_a_text_column_that_is_there_keeps_formats_letter_by_letter(place: PostgresPlace) -> None:
+def test_an_existing_text_column_keeps_formats_unchanged(place: PostgresPlace) -> None:
     place.execute("CREATE TABLE t (k integer PRIMARY KEY, at text, day varchar(4), id varchar)")
     run = start(
-        place, Bind(schema=merging(at=TIMES.schema["properties"]["at"], day={"type": "string"}))
+        place,
+        Bind(schema=merging_schema(at=TIMES.schema["properties"]["at"], day={"type": "string"})),
     )
     run.transaction([{"k": 2**40, "at": "2020-01-01t00:00:00+00:00", "day": "longer than four"}])
     assert place.columns() == {
@@ -382,7 +393,7 @@ def test_a_text_column_that_is_there_keeps_formats_letter_by_letter(place: Postg
 
 def test_extremes_of_decimals_and_texts_are_pushed_down(place: PostgresPlace) -> None:
     bind = Bind(
-        schema=merging(
+        schema=merging_schema(
             word={"type": "string", "reduce": {"strategy": "minimize"}},
             top={
                 "type": "number", "minimum": -1000, "maximum": 1000, "multipleOf": 0.01,
@@ -479,7 +490,7 @@ def test_texts_of_a_key_are_text_whatever_their_format() -> None:
 # ---------------------------------------------------------------------------------------- refusals
 
 NESTED = Bind(
-    schema=merging(text={"type": "string"}, any={}), fields={"require": {"any": {}}}
+    schema=merging_schema(text={"type": "string"}, any={}), fields={"require": {"any": {}}}
 )  # fmt: skip
 
 
@@ -600,7 +611,7 @@ def test_a_privilege_that_is_revoked_under_a_session_stops_it_and_loses_nothing(
     assert place.rows()[0]["n"] == 2
 
 
-def test_a_server_that_goes_away_under_a_session_is_worth_another(
+def test_a_server_that_goes_away_is_a_transient_error(
     tmp_path: Path, own_postgres: PostgresServer
 ) -> None:
     place = PostgresPlace(tmp_path, own_postgres.url())
@@ -634,16 +645,24 @@ def test_rows_that_break_a_constraint_of_the_table_name_it(place: PostgresPlace)
 @pytest.mark.parametrize(
     "address", ["postgresql://me:hunter2@db/x", "me:hunter2@db", "db:port", ""]
 )
-def test_an_address_that_is_none_is_not_repeated(address: str) -> None:
+def test_an_invalid_address_is_not_repeated(address: str) -> None:
     with pytest.raises(UserError) as refused:
         Postgres({"address": address, "database": "d", "user": "u"}, where="here").check()
     assert "hunter2" not in str(refused.value)
     assert "address" in refused.value.what
 
 
-def test_a_secret_that_is_not_there_is_named(
+def test_a_refused_password_is_not_in_the_error(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start(place, SUMS)
+    monkeypatch.setenv(VARIABLE, "wrong-hunter2")
+    with pytest.raises(ConnectorError) as refused:
+        start(place, SUMS, epoch=2)
+    assert "hunter2" not in f"{refused.value}{refused.value!r}{refused.value.__cause__!r}"
+
+
+def test_a_missing_secret_is_named(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(UserError, match=VARIABLE):
         start(place, SUMS)
@@ -654,14 +673,14 @@ def test_a_secret_that_is_not_there_is_named(
     [{"table": "penstock_x"}, {"table": "t", "schema": "pg_catalog"}, {"table": "x" * 64}, {}],
     ids=["ours", "the server's", "too long", "none"],
 )
-def test_tables_that_cannot_be(place: PostgresPlace, resource: Document) -> None:
+def test_reserved_table_names_are_refused(place: PostgresPlace, resource: Document) -> None:
     with pytest.raises(UserError):
         Postgres(place.config, where="here").path(resource)
 
 
-def test_columns_that_cannot_be_are_left_out(place: PostgresPlace) -> None:
+def test_impossible_column_names_are_left_out(place: PostgresPlace) -> None:
     names = ["xmin", "ctid", "x" * 64]
-    run = start(place, Bind(schema=merging(**{name: {"type": "integer"} for name in names})))
+    run = start(place, Bind(schema=merging_schema(**{name: {"type": "integer"} for name in names})))
     assert set(place.columns()) == {"k", "flow_document"}
     target = run.built.targets[0].target
     field = TargetField(name="ctid", pointer="/ctid", column=LONG)
@@ -698,7 +717,7 @@ def test_tables_of_another_schema(place: PostgresPlace) -> None:
     assert place.rows()[0]["n"] == 1
 
 
-def test_tasks_that_start_at_once_do_not_fall_over_each_other(
+def test_tasks_that_start_at_once_do_not_conflict(
     tmp_path: Path, postgres_url: str, postgres: PostgresServer
 ) -> None:
     """In a database where nothing is there yet."""
@@ -710,14 +729,14 @@ def test_tasks_that_start_at_once_do_not_fall_over_each_other(
 
     def begin(number: int) -> None:
         try:
-            what = built(
+            what = build_sink(
                 tmp_path,
                 [Bind(schema=SUMS.schema, table=f"t{number}")],
                 lambda endpoint, where: Postgres(endpoint.config.value, where=where),
                 config=config,
                 name=f"acme/task{number}",
             )
-            run = Run.start(what, epoch=1)
+            run = SinkRun.start(what, epoch=1)
             run.transaction([{"k": 1, "n": number}])
             run.close()
         except BaseException as error:

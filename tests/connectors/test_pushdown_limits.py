@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connectors.places import SECRET, VARIABLE, Place, PostgresPlace, SqlitePlace, merging, start
+from connectors.places import SECRET, VARIABLE, PostgresPlace
 from penstock.model.columns import LONG_MAX, LONG_MIN
 from penstock.model.reduce import ReductionError
-from penstock.runtime.connector import ConnectorError
+from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.materialize.fields import Mode
-from penstock.testing.connector_suite import Bind, Document, expected
+from penstock.testing.sink_harness import Bind, Document, SqlPlace, expected, merging_schema, start
 
 DOUBLE_MAX = sys.float_info.max
 
 REDUCED = Bind(
-    schema=merging(
+    schema=merging_schema(
         whole={"type": "integer", "reduce": {"strategy": "sum"}},
         float={"type": "number", "reduce": {"strategy": "sum"}},
         low={"type": "number", "reduce": {"strategy": "minimize"}},
@@ -53,22 +52,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    monkeypatch.setenv(VARIABLE, SECRET)
-    made: Place = (
-        SqlitePlace(tmp_path)
-        if request.param == "sqlite"
-        else PostgresPlace(tmp_path, request.getfixturevalue("postgres").url())
-    )
-    yield made
-    for run in made.runs:
-        run.close()
-
-
-def _rows(place: Place) -> dict[int, Document]:
+def _rows(place: SqlPlace) -> dict[int, Document]:
     return {
         row["k"]: {name: value for name, value in row.items() if value is not None}
         for row in place.rows()
@@ -86,7 +70,7 @@ def _model(documents: list[Document]) -> dict[int, Document] | None:
     return {state["k"]: dict(state) for state in states}
 
 
-def test_reductions_at_their_limits_are_those_of_the_model(place: Place) -> None:
+def test_reductions_at_their_limits_are_those_of_the_model(place: SqlPlace) -> None:
     """A transaction whose sum overflows is refused as a whole, and changes nothing."""
     run = start(place, REDUCED)
     assert run.built.targets[0].mode is Mode.PUSHDOWN
@@ -116,7 +100,7 @@ def test_reductions_at_their_limits_are_those_of_the_model(place: Place) -> None
 
 @pytest.mark.parametrize("value", [DOUBLE_MAX, -DOUBLE_MAX])
 def test_a_sum_of_numbers_that_overflows_is_refused_and_never_infinite(
-    place: Place, value: float
+    place: SqlPlace, value: float
 ) -> None:
     run = start(place, REDUCED)
     run.transaction([{"k": 1, "float": value}])
@@ -132,11 +116,11 @@ def test_a_sum_of_numbers_that_overflows_is_refused_and_never_infinite(
 def test_an_integer_sum_stays_an_integer_where_its_column_could_hold_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """A NUMERIC column of somebody else would go on where every reader of the collection fails."""
+    """A foreign NUMERIC column would continue where every reader of the collection fails."""
     monkeypatch.setenv(VARIABLE, SECRET)
     place = PostgresPlace(tmp_path, request.getfixturevalue("postgres").url())
     place.execute("CREATE TABLE t (k bigint PRIMARY KEY, whole numeric)")
-    bind = Bind(schema=merging(whole={"type": "integer", "reduce": {"strategy": "sum"}}))
+    bind = Bind(schema=merging_schema(whole={"type": "integer", "reduce": {"strategy": "sum"}}))
     run = start(place, bind)
     run.transaction([{"k": 1, "whole": LONG_MAX}])
     with pytest.raises(ConnectorError, match="range"):

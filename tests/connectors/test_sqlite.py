@@ -1,4 +1,4 @@
-"""What is SQLite's own: one file, its disk, and whoever else has it."""
+"""SQLite beyond the suite: one file, its disk, and other processes that use it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from connectors.places import SqlitePlace, merging, start
-from penstock.connectors.sqlite import Sqlite, SqliteSession
-from penstock.connectors.sqlite_tables import Fit, fit
+from connectors.places import SqlitePlace
+from penstock.connectors.sql.dialect import Fit
+from penstock.connectors.sqlite.sink import Sqlite, SqliteSession
 from penstock.errors import UserError
 from penstock.model.columns import Column, Kind
-from penstock.runtime.connector import ConnectorError, TargetField
-from penstock.testing.connector_suite import Bind
+from penstock.runtime.connector.common import ConnectorError
+from penstock.runtime.connector.materialize import TargetField
+from penstock.testing.sink_harness import Bind, merging_schema, start
 
-SUMS = Bind(schema=merging(n={"type": "integer", "reduce": {"strategy": "sum"}}))
+SUMS = Bind(schema=merging_schema(n={"type": "integer", "reduce": {"strategy": "sum"}}))
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def place(tmp_path: Path) -> Iterator[SqlitePlace]:
         run.close()
 
 
-def test_a_full_disk_undoes_the_transaction_and_is_worth_waiting_for(place: SqlitePlace) -> None:
+def test_a_full_disk_is_transient_and_undoes_the_transaction(place: SqlitePlace) -> None:
     run = start(place, SUMS)
     run.transaction([{"k": 1, "n": 1}])
     assert isinstance(run.session, SqliteSession)
@@ -45,7 +46,7 @@ def test_a_full_disk_undoes_the_transaction_and_is_worth_waiting_for(place: Sqli
     assert place.rows() == [{"k": 1, "n": 2}]
 
 
-def test_staging_where_nothing_can_be_written_is_worth_waiting_for(place: SqlitePlace) -> None:
+def test_a_staging_directory_that_is_not_writable_is_transient(place: SqlitePlace) -> None:
     run = start(place, SUMS)
     (place.directory / "views.db.staging").write_text("in the way")
     with pytest.raises(ConnectorError, match="cannot be staged") as refused:
@@ -69,7 +70,7 @@ def test_a_file_that_is_replaced_under_a_session_is_not_written_to(
         run.transaction([{"k": 1, "n": 1}])
 
 
-def test_a_database_that_others_hold_is_waited_for_and_then_worth_another_try(
+def test_a_locked_database_is_waited_for_and_then_transient(
     place: SqlitePlace,
 ) -> None:
     run = start(place, SUMS, busyTimeout=0.05)
@@ -132,7 +133,7 @@ def test_a_view_is_not_a_table(place: SqlitePlace) -> None:
 
 def test_texts_with_a_nul_come_back(place: SqlitePlace) -> None:
     run = start(
-        place, Bind(schema=merging(v={"type": "string", "reduce": {"strategy": "maximize"}}))
+        place, Bind(schema=merging_schema(v={"type": "string", "reduce": {"strategy": "maximize"}}))
     )
     run.transaction([{"k": 1, "v": "a"}])
     run.transaction([{"k": 1, "v": "a\0b"}])
@@ -151,17 +152,18 @@ def test_texts_with_a_nul_come_back(place: SqlitePlace) -> None:
     ],
 )
 def test_which_columns_hold_which_fields(column: Column, live: str, want: Fit) -> None:
-    assert fit(TargetField(name="v", pointer="/v", column=column), live) is want
+    field = TargetField(name="v", pointer="/v", column=column)
+    assert Sqlite.dialect.fit(field, live) is want
 
 
 @pytest.mark.parametrize("config", [{}, {"path": ""}, {"path": "x", "busyTimeout": -1},
                                     {"path": "x", "busyTimeout": True}, None])  # fmt: skip
-def test_configurations_that_cannot_be(config: dict[str, object] | None) -> None:
+def test_invalid_configurations_are_refused(config: dict[str, object] | None) -> None:
     with pytest.raises(UserError):
         Sqlite(config, where="here")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("table", ["penstock_x", "sqlite_x", "nul\0", ""])
-def test_tables_that_cannot_be(place: SqlitePlace, table: str) -> None:
+def test_reserved_table_names_are_refused(place: SqlitePlace, table: str) -> None:
     with pytest.raises(UserError):
         Sqlite(place.config, where="here").path({"table": table})

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from connectors.places import (
-    SECRET,
-    VARIABLE,
-    Place,
-    PostgresPlace,
-    SqlitePlace,
-    merging,
-    start,
-)
-from penstock.runtime.connector import ConnectorError
-from penstock.testing.connector_suite import Bind
+from connectors.places import SECRET, VARIABLE, PostgresPlace, SqlitePlace
+from penstock.runtime.connector.common import ConnectorError
+from penstock.testing.sink_harness import Bind, SqlPlace, merging_schema, start
 
-SUMS = Bind(schema=merging(n={"type": "integer", "reduce": {"strategy": "sum"}}))
+SUMS = Bind(schema=merging_schema(n={"type": "integer", "reduce": {"strategy": "sum"}}))
 QUEUE = Bind(schema=SUMS.schema, resource={"delta_updates": True})
-KEYS = Bind(schema=merging())
+KEYS = Bind(schema=merging_schema())
 DELETING = Bind(
     schema={
         "type": "object",
@@ -34,22 +25,7 @@ DELETING = Bind(
 )
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    monkeypatch.setenv(VARIABLE, SECRET)
-    made: Place = (
-        SqlitePlace(tmp_path)
-        if request.param == "sqlite"
-        else PostgresPlace(tmp_path, request.getfixturevalue("postgres").url())
-    )
-    yield made
-    for run in made.runs:
-        run.close()
-
-
-def swallow(place: Place, event: str, *, table: str = "t") -> None:
+def swallow(place: SqlPlace, event: str, *, table: str = "t") -> None:
     """A trigger that leaves the row of key 2 out."""
     row = "OLD" if event == "DELETE" else "NEW"
     if isinstance(place, SqlitePlace):
@@ -69,7 +45,7 @@ def swallow(place: Place, event: str, *, table: str = "t") -> None:
 
 
 @pytest.mark.parametrize("bind", [SUMS, QUEUE, KEYS], ids=["upsert", "append", "keys"])
-def test_rows_that_a_trigger_leaves_out_are_missed(place: Place, bind: Bind) -> None:
+def test_rows_that_a_trigger_leaves_out_are_noticed(place: SqlPlace, bind: Bind) -> None:
     run = start(place, bind)
     swallow(place, "INSERT")
     with pytest.raises(ConnectorError) as refused:
@@ -87,7 +63,7 @@ def test_rows_that_a_trigger_leaves_out_are_missed(place: Place, bind: Bind) -> 
     assert {row["k"] for row in place.rows()} == {1, 3}
 
 
-def test_updates_that_a_trigger_leaves_out_are_missed(place: Place) -> None:
+def test_updates_that_a_trigger_leaves_out_are_noticed(place: SqlPlace) -> None:
     run = start(place, SUMS)
     run.transaction([{"k": 1, "n": 1}, {"k": 2, "n": 2}])
     swallow(place, "UPDATE")
@@ -97,7 +73,7 @@ def test_updates_that_a_trigger_leaves_out_are_missed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["soft", "hard"])
-def test_deletions_that_a_trigger_leaves_out_are_missed(place: Place, hard: bool) -> None:
+def test_deletions_that_a_trigger_leaves_out_are_noticed(place: SqlPlace, hard: bool) -> None:
     run = start(place, DELETING, hardDelete=hard)
     run.transaction([{"k": k, "op": "c"} for k in range(4)])
     # A key that was never there, or is gone already, is deleted without a row for it.
@@ -116,11 +92,11 @@ def test_deletions_that_a_trigger_leaves_out_are_missed(place: Place, hard: bool
 
 
 @pytest.mark.postgres
-def test_rows_that_a_rule_leaves_out_are_missed_also_through_a_staged_table(
+def test_rows_that_a_rule_leaves_out_are_noticed_also_through_a_staged_table(
     tmp_path: Path, postgres: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, SECRET)
-    monkeypatch.setattr("penstock.connectors.postgres_rows.CARRIED_BYTES_MAX", 1)
+    monkeypatch.setattr("penstock.connectors.postgres.rows.CARRIED_BYTES_MAX", 1)
     place = PostgresPlace(tmp_path, postgres.url())  # type: ignore[attr-defined]
     run = start(place, QUEUE)
     place.execute("CREATE RULE nothing AS ON INSERT TO t WHERE NEW.k = 2 DO INSTEAD NOTHING")

@@ -16,16 +16,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from connectors.places import SECRET, VARIABLE, Place, PostgresPlace, SqlitePlace, merging, start
+from connectors.places import SECRET, VARIABLE, PostgresPlace, SqlitePlace
 from penstock import failpoints
-from penstock.runtime.connector import ConnectorError, FencedEndpoint
-from penstock.testing.connector_suite import Bind, Run
+from penstock.connectors.postgres.dialect import PostgresDialect
+from penstock.runtime.connector.common import ConnectorError
+from penstock.runtime.connector.materialize import FencedEndpoint
 from penstock.testing.postgres import PostgresServer
+from penstock.testing.sink_harness import Bind, SinkRun, merging_schema, start
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(180)]
 
 SOON_S = 20.0
-SUMS = Bind(schema=merging(n={"type": "integer", "reduce": {"strategy": "sum"}}))
+SUMS = Bind(schema=merging_schema(n={"type": "integer", "reduce": {"strategy": "sum"}}))
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def interrupted(run: Run, future: Future[Any]) -> BaseException | None:
+def interrupted(run: SinkRun, future: Future[Any]) -> BaseException | None:
     """Interrupt it as a leader does: until it has ended."""
     deadline = time.monotonic() + SOON_S
     while not future.done() and time.monotonic() < deadline:
@@ -64,11 +66,11 @@ def interrupted(run: Run, future: Future[Any]) -> BaseException | None:
     return future.exception()
 
 
-def waits_for(run: Run, future: Future[Any]) -> str:
+def waits_for(run: SinkRun, future: Future[Any]) -> str:
     deadline = time.monotonic() + SOON_S
     while (found := run.built.connector.waits_for()) is None:
         assert not future.done(), future.exception()
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, "no call waits"
         time.sleep(0.05)
     return found
 
@@ -100,13 +102,13 @@ def test_postgres_says_who_holds_the_lock_and_the_commit_can_be_interrupted(
     assert place.rows() == [{"k": 1, "n": 2}]
 
 
-def test_a_commit_waits_for_a_lock_that_is_let_go_of(
+def test_a_commit_waits_for_a_lock_that_is_released(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for longer than one wait may last: it is tried again."""
-    from penstock.connectors import postgres
-
-    monkeypatch.setattr(postgres, "BEGIN", postgres.BEGIN.replace("'15s'", "'500ms'"))
+    impatient = PostgresDialect.begin.replace("'15s'", "'500ms'")
+    assert impatient != PostgresDialect.begin
+    monkeypatch.setattr(PostgresDialect, "begin", impatient)
     run = start(place, SUMS)
     run.transaction([{"k": 1, "n": 1}])
     with psycopg.connect(place.admin_url) as other:
@@ -152,7 +154,7 @@ def test_a_leader_that_is_paused_inside_of_a_commit_does_not_block_its_successor
     assert place.rows() == [{"k": 1, "n": 101}]
 
 
-def test_a_server_that_does_not_answer_is_hung_up_on(
+def test_the_connection_of_a_server_that_does_not_answer_is_shut(
     tmp_path: Path, own_postgres: PostgresServer
 ) -> None:
     place = PostgresPlace(tmp_path, own_postgres.url())
@@ -178,7 +180,7 @@ def test_a_server_that_does_not_answer_is_hung_up_on(
 
 
 def test_sqlite_says_what_it_waits_for_and_can_be_interrupted(tmp_path: Path) -> None:
-    place: Place = SqlitePlace(tmp_path)
+    place = SqlitePlace(tmp_path)
     run = start(place, SUMS, busyTimeout=600)
     run.transaction([{"k": 1, "n": 1}])
     path = place.config["path"]
@@ -197,8 +199,8 @@ def test_sqlite_says_what_it_waits_for_and_can_be_interrupted(tmp_path: Path) ->
     again.close()
 
 
-def test_sqlite_waits_as_long_as_it_is_told_to_and_no_longer(tmp_path: Path) -> None:
-    place: Place = SqlitePlace(tmp_path)
+def test_sqlite_waits_for_busy_timeout_and_no_longer(tmp_path: Path) -> None:
+    place = SqlitePlace(tmp_path)
     run = start(place, SUMS, busyTimeout=1)
     path = place.config["path"]
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

@@ -1,4 +1,4 @@
-"""What the committer relies on below the contract: pages, snapshots, and what truncation took."""
+"""The suite of `Backend`, which the committer relies on: pages, snapshots, truncation."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class BackendConformance:
         page = await backend.entries_since(new_key(), current + 5)
         assert (page.entries, page.upto, page.more, page.lost) == ((), current + 5, False, False)
 
-    async def test_loss_is_told_exactly(self, backend: Backend) -> None:
+    async def test_loss_is_reported_exactly(self, backend: Backend) -> None:
         prefix = new_key("/")
         one, two = f"{prefix}one", f"{prefix}two"
         revisions = [
@@ -137,7 +137,7 @@ class BackendConformance:
         ]
         assert await backend.truncate(one, 3) == 3
         for position, revision in enumerate(revisions):
-            # Entries 0, 1 and 2 of `one` are gone: lost to whoever has not seen revisions[2].
+            # Entries 0, 1 and 2 of `one` are gone: lost to a reader that has not seen revisions[2].
             assert (await backend.entries_since(prefix, revision)).lost == (position < 2)
             assert (await backend.entries_since(one, revision)).lost == (position < 2)
             assert not (await backend.entries_since(two, revision)).lost

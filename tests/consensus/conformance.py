@@ -1,4 +1,4 @@
-"""What every store must do, whatever it is made of and however it is reached.
+"""The suite that every store passes, whatever its backend and transport.
 
 A test module says how to make one and inherits the rest:
 
@@ -38,11 +38,11 @@ from penstock.consensus.store import (
     ErrorKind,
     Indeterminate,
     Live,
-    Progress,
     Resync,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
+    WatchProgress,
     WatchResync,
 )
 
@@ -64,7 +64,7 @@ class Subject:
     another: Callable[[], Awaitable[Consensus]]
     """A second, independent way to the same store, as another process has; closed by the maker."""
     rounds: int = 12
-    """How long the races are: commits per writer."""
+    """Length of the races: commits per writer."""
 
 
 def new_key(suffix: str = "") -> str:
@@ -122,7 +122,7 @@ def own_tasks() -> set[asyncio.Task[Any]]:
 
 
 def gather(logs: dict[str, list[VersionedData]], event: Live) -> None:
-    """What a reader of a snapshot keeps: a log begins anew with an entry that does not follow."""
+    """The logs that a reader of a snapshot keeps; one restarts at an entry that does not follow."""
     for key, entry in event.entries:
         log = logs.setdefault(key, [])
         if log and entry.seqno != log[-1].seqno + 1:
@@ -138,7 +138,7 @@ async def taken(store: Consensus, prefix: str) -> tuple[dict[str, list[Versioned
     for event in events[:-1]:
         assert isinstance(event, Live)
         gather(logs, event)
-    assert isinstance(events[-1], Progress)
+    assert isinstance(events[-1], WatchProgress)
     return logs, events[-1].revision
 
 
@@ -147,11 +147,11 @@ def watched(events: list[WatchEvent]) -> list[tuple[str, VersionedData]]:
 
 
 class ConsensusConformance:
-    """C01 to C47 of the design, and the rules of revisions, subscribe and watch."""
+    """The contract of `Consensus`, with the rules of revisions, subscribe and watch."""
 
     # ------------------------------------------------------------------------- one key, in order
 
-    async def test_c01_c04_an_unknown_key_has_nothing(self, subject: Subject) -> None:
+    async def test_an_unknown_key_has_nothing(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         assert await store.head(key) is None
         assert await store.head(key, fresh=True) is None
@@ -160,7 +160,7 @@ class ConsensusConformance:
         assert await store.compare_and_set(key, V(1, A)) is MISMATCH
         assert [k async for k in store.list_keys(key)] == []
 
-    async def test_c05_c10_the_first_entry(self, subject: Subject) -> None:
+    async def test_the_first_entry(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         assert await store.compare_and_set(key, V(0, A)) is COMMITTED
         assert [k async for k in store.list_keys(key)] == [key]
@@ -170,7 +170,7 @@ class ConsensusConformance:
         await refused(store.truncate(key, 1), ErrorKind.TRUNCATE_BOUND)
         assert await seqnos(store, key) == [0]
 
-    async def test_c11_c16_c22_only_the_next_entry_is_taken(self, subject: Subject) -> None:
+    async def test_only_the_next_entry_is_taken(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         assert await store.compare_and_set(key, V(0, A)) is COMMITTED
         assert await store.compare_and_set(key, V(3, D)) is MISMATCH
@@ -184,13 +184,11 @@ class ConsensusConformance:
         limited = [await seqnos(store, key, 0, limit) for limit in (0, 1, 2, 100)]
         assert limited == [[], [0], [0, 1], [0, 1]]
 
-    async def test_c17_a_limit_outside_its_range_is_refused(self, subject: Subject) -> None:
+    async def test_a_limit_outside_its_range_is_refused(self, subject: Subject) -> None:
         for limit in (-1, 2**63):
             await refused(subject.store.scan(new_key(), 0, limit), ErrorKind.INVALID_ARGUMENT)
 
-    async def test_c18_c20_truncation_is_idempotent_and_keeps_the_head(
-        self, subject: Subject
-    ) -> None:
+    async def test_truncation_is_idempotent_and_keeps_the_head(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         await fill(store, key, 2)
         assert await store.truncate(key, 1) in (1, None)
@@ -199,7 +197,7 @@ class ConsensusConformance:
         assert not await store.truncate(key, 0)
         assert await store.head(key) == V(1, b"1")
 
-    async def test_c21_keys_are_independent(self, subject: Subject) -> None:
+    async def test_keys_are_independent(self, subject: Subject) -> None:
         store, one, other = subject.store, new_key(), new_key()
         await fill(store, one, 3)
         await store.truncate(one, 2)
@@ -208,19 +206,19 @@ class ConsensusConformance:
         assert await seqnos(store, one) == [2]
 
     @pytest.mark.parametrize("size", [10 << 10, 1 << 20, 5 << 20, 20 << 20])
-    async def test_c23_payloads_come_back_byte_by_byte(self, subject: Subject, size: int) -> None:
+    async def test_payloads_come_back_byte_by_byte(self, subject: Subject, size: int) -> None:
         store, key = subject.store, new_key()
         data = random.Random(size).randbytes(size)
         assert await store.compare_and_set(key, V(0, data)) is COMMITTED
         assert await store.head(key, fresh=True) == V(0, data)
         assert await store.scan(key, 0) == [V(0, data)]
 
-    async def test_c24_an_empty_payload_is_a_payload(self, subject: Subject) -> None:
+    async def test_an_empty_payload_is_a_payload(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         assert await store.compare_and_set(key, V(0, b"")) is COMMITTED
         assert await store.head(key) == V(0, b"")
 
-    async def test_c25_c27_b34_nothing_comes_back_below_the_floor(self, subject: Subject) -> None:
+    async def test_nothing_comes_back_below_the_floor(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         await fill(store, key, 4)
         assert await store.truncate(key, 3) in (3, None)
@@ -229,7 +227,7 @@ class ConsensusConformance:
         assert await store.scan(key, 0) == [V(3, b"3")]
         assert await store.compare_and_set(key, V(4, D)) is COMMITTED
 
-    async def test_c28_seqnos_are_63_bits(self, subject: Subject) -> None:
+    async def test_seqnos_are_63_bits(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         assert await store.compare_and_set(key, V(SEQNO_MAX, A)) is MISMATCH
         for seqno in (2**63, -1):
@@ -248,7 +246,7 @@ class ConsensusConformance:
             pytest.param("a\ud800b", id="a lone surrogate"),
         ],
     )
-    async def test_c29_a_key_that_is_none_is_refused(self, subject: Subject, key: str) -> None:
+    async def test_a_key_that_is_none_is_refused(self, subject: Subject, key: str) -> None:
         store = subject.store
         for call in (
             store.compare_and_set(key, V(0, A)),
@@ -265,7 +263,7 @@ class ConsensusConformance:
         assert outcome.kind is ErrorKind.INVALID_ARGUMENT
         assert neighbour is COMMITTED
 
-    async def test_c29_odd_keys_are_keys_and_all_different(self, subject: Subject) -> None:
+    async def test_odd_keys_are_keys_and_all_different(self, subject: Subject) -> None:
         store, base = subject.store, new_key()
         odd = ["/%_", "'\"`;--", "é", "e\u0301", "日本", "😀", " ", "  ", "A", "a", "\\", "\n\t"]
         keys = [base + suffix for suffix in ["", *odd]]
@@ -288,9 +286,7 @@ class ConsensusConformance:
     # -------------------------------------------------------------------------------- concurrency
 
     @pytest.mark.parametrize("seqno", [0, 1])
-    async def test_c30_c33_of_many_equal_appends_one_wins(
-        self, subject: Subject, seqno: int
-    ) -> None:
+    async def test_of_many_equal_appends_one_wins(self, subject: Subject, seqno: int) -> None:
         store, key = subject.store, new_key()
         await fill(store, key, seqno)
         news = [V(seqno, b"writer %d" % n) for n in range(32)]
@@ -298,7 +294,7 @@ class ConsensusConformance:
         assert sorted(r.name for r in results) == ["COMMITTED", *["EXPECTATION_MISMATCH"] * 31]
         assert await store.head(key, fresh=True) == news[results.index(COMMITTED)]
 
-    async def test_c31_c34_c43_increments_lose_nothing(self, subject: Subject) -> None:
+    async def test_increments_lose_nothing(self, subject: Subject) -> None:
         store, key, writers = subject.store, new_key(), 16
         stop = asyncio.Event()
 
@@ -335,7 +331,7 @@ class ConsensusConformance:
         )
         assert len(committed) == writers * subject.rounds
 
-    async def test_c32_truncation_beside_appends_leaves_no_hole(self, subject: Subject) -> None:
+    async def test_truncation_beside_appends_leaves_no_hole(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         stop = asyncio.Event()
 
@@ -364,7 +360,7 @@ class ConsensusConformance:
         assert head is not None
         assert head.seqno == 4 * subject.rounds - 1
 
-    async def test_c42_a_cancelled_append_happens_whole_or_not(self, subject: Subject) -> None:
+    async def test_a_cancelled_append_happens_whole_or_not(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         for turns in range(8):
             before = await store.head(key, fresh=True)
@@ -381,7 +377,7 @@ class ConsensusConformance:
 
     # ------------------------------------------------------------------------------------ batches
 
-    async def test_c36_elements_of_many_are_independent(self, subject: Subject) -> None:
+    async def test_elements_of_many_are_independent(self, subject: Subject) -> None:
         store, one, two, three = subject.store, new_key(), new_key(), new_key()
         await fill(store, one, 1)
         await fill(store, two, 1)
@@ -399,7 +395,7 @@ class ConsensusConformance:
         ],
     )
     @pytest.mark.parametrize("created", [True, False], ids=["existing key", "new key"])
-    async def test_c37_c39_elements_of_one_key_are_judged_in_order(
+    async def test_elements_of_one_key_are_judged_in_order(
         self, subject: Subject, created: bool, chain: list[int], want: list[CasResult]
     ) -> None:
         store, key, base = subject.store, new_key(), 0 if created else -1
@@ -409,9 +405,7 @@ class ConsensusConformance:
         won = [new for (_, new), result in zip(batch, want, strict=True) if result is COMMITTED]
         assert await store.scan(key, base + 1) == won
 
-    async def test_c40_two_committers_in_opposite_order_do_not_deadlock(
-        self, subject: Subject
-    ) -> None:
+    async def test_two_committers_in_opposite_order_do_not_deadlock(self, subject: Subject) -> None:
         one, two = subject.store, await subject.another()
         keys = [new_key(f"/{n}") for n in range(6)]
 
@@ -527,7 +521,7 @@ class ConsensusConformance:
 
     # ---------------------------------------------------------------------------------- subscribe
 
-    async def test_b39_subscribe_delivers_history_then_what_comes(self, subject: Subject) -> None:
+    async def test_subscribe_delivers_history_then_new_entries(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         await fill(store, key, 10)
         stream = store.subscribe(key, 5)
@@ -656,7 +650,7 @@ class ConsensusConformance:
         assert list(entries.entries) == batch
         assert {entry.revision for _, entry in entries.entries} == {entries.revision}
 
-    async def test_watch_reports_progress_past_what_others_do(self, subject: Subject) -> None:
+    async def test_watch_reports_progress_past_other_keys(self, subject: Subject) -> None:
         store, base, elsewhere = subject.store, new_key("/"), new_key()
         await fill(store, f"{base}0", 1)
         mine = await store.head(f"{base}0", fresh=True)
@@ -666,7 +660,9 @@ class ConsensusConformance:
         assert theirs is not None
         events = await take_until(
             store.watch(base, mine.revision),
-            lambda events: isinstance(e := events[-1], Progress) and e.revision >= theirs.revision,
+            lambda events: (
+                isinstance(e := events[-1], WatchProgress) and e.revision >= theirs.revision
+            ),
         )
         assert not watched(events)
 
@@ -694,7 +690,7 @@ class ConsensusConformance:
         assert all(entry.revision > resync.revision for _, entry in watched(events))
         # Who had seen what is gone needs no resync.
         caught_up = await take_until(
-            store.watch(base, resync.revision), lambda events: isinstance(events[-1], Progress)
+            store.watch(base, resync.revision), lambda events: isinstance(events[-1], WatchProgress)
         )
         assert not [event for event in caught_up if isinstance(event, WatchResync)]
 
@@ -745,7 +741,7 @@ class ConsensusConformance:
         assert len(pages) > 2
         assert max(len(page.entries) for page in pages) < len(keys) / 2
         assert [key for page in pages for key, _ in page.entries] == keys
-        assert isinstance(events[-1], Progress)
+        assert isinstance(events[-1], WatchProgress)
 
     async def test_a_snapshot_and_then_a_watch_miss_and_repeat_nothing(
         self, subject: Subject
@@ -769,7 +765,7 @@ class ConsensusConformance:
         revision = -1
         turn = 0
         async for event in store.snapshot(base):
-            if isinstance(event, Progress):
+            if isinstance(event, WatchProgress):
                 assert revision < 0
                 revision = event.revision
                 continue
@@ -824,7 +820,7 @@ class ConsensusConformance:
 
     # ----------------------------------------------------------------------------------- identity
 
-    async def test_c44_a_fresh_head_sees_a_foreign_commit(self, subject: Subject) -> None:
+    async def test_a_fresh_head_sees_a_foreign_commit(self, subject: Subject) -> None:
         store, other, key = subject.store, await subject.another(), new_key()
         await fill(store, key, 1)
         assert await store.head(key) == V(0, b"0")
@@ -832,12 +828,12 @@ class ConsensusConformance:
         assert await store.head(key, fresh=True) == V(1, D)
         assert await store.compare_and_set(key, V(2, A)) is COMMITTED
 
-    async def test_c45_every_way_in_sees_one_incarnation(self, subject: Subject) -> None:
+    async def test_every_way_in_sees_one_incarnation(self, subject: Subject) -> None:
         incarnation = await subject.store.incarnation()
         assert len(incarnation) == 16
         assert await (await subject.another()).incarnation() == incarnation
 
-    async def test_c46_a_closed_store_refuses_everything(self, subject: Subject) -> None:
+    async def test_a_closed_store_refuses_everything(self, subject: Subject) -> None:
         store, key = await subject.another(), new_key()
         tasks = own_tasks()
         assert await store.compare_and_set(key, V(0, A)) is COMMITTED
@@ -868,7 +864,7 @@ class ConsensusConformance:
             while left := own_tasks() - tasks:
                 await asyncio.wait(left)
 
-    async def test_c47_errors_keep_class_kind_and_message(self, subject: Subject) -> None:
+    async def test_errors_keep_class_kind_and_message(self, subject: Subject) -> None:
         store, key = subject.store, new_key()
         await fill(store, key, 1)
         error = await refused(store.truncate(key, 9), ErrorKind.TRUNCATE_BOUND)

@@ -19,13 +19,13 @@ from penstock.consensus.store import (
     ConsensusError,
     Entries,
     Entry,
-    Progress,
     Resync,
     ResyncReason,
     SnapshotEvent,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
+    WatchProgress,
     WatchResync,
     check_all,
     check_entry,
@@ -136,7 +136,7 @@ class DirectConsensus:
                 yield Entries(revision, tuple(e for e in page.entries if e[1].revision == revision))
             if first or page.upto > from_revision:
                 first = False
-                yield Progress(page.upto)
+                yield WatchProgress(page.upto)
             from_revision = page.upto
             if not page.more:
                 await asyncio.sleep(POLL_S)

@@ -24,16 +24,16 @@ T = TypeVar("T")
 
 
 class Crash(BaseException):
-    """The process is gone; whoever catches this is the supervisor."""
+    """The process is gone; only the supervisor may catch this."""
 
 
 class Fate(enum.Enum):
     PASSES = "nothing happens"
     REFUSE = "a determinate error"
     REFUSE_FOR_GOOD = "a determinate error that will come again"
-    LOSE_REQUEST = "it does not happen, and nobody answers"
-    LOSE_REPLY = "it happens, and nobody answers"
-    LATE = "nobody answers, and it happens a while later"
+    LOSE_REQUEST = "it does not happen, and there is no answer"
+    LOSE_REPLY = "it happens, and there is no answer"
+    LATE = "there is no answer, and it happens a while later"
     CRASH_BEFORE = "the caller dies before it happens"
     CRASH_AFTER = "the caller dies when it has happened"
 

@@ -28,7 +28,7 @@ class PgProxy:
     side: Side = Side.REQUEST
     cut_at: int | None = None
     speaking: asyncio.Event = field(default_factory=asyncio.Event)
-    """While not set, nothing is forwarded, and nobody hangs up either."""
+    """While not set, nothing is forwarded, and neither side hangs up."""
     counted: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     _links: set[asyncio.Task[None]] = field(default_factory=set)
 

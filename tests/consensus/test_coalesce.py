@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.consensus.backend import Commit, Traits, Unit
+from penstock.consensus.backend import CommitOutcome, Traits, Unit
 from penstock.consensus.coalesce import GroupCommit, GroupCommitOptions, plan_batch
 from penstock.consensus.memory import MemoryBackend
 from penstock.consensus.store import (
@@ -33,7 +33,7 @@ def unit(keys: str, seqno: int = 0, size: int = 1) -> Unit:
         pytest.param(["a", "b", "c"], "", [0, 1, 2], id="everything that waits"),
         pytest.param(["a", "a", "a"], "", [0, 1, 2], id="a chain of one key"),
         pytest.param(["a", "b", "a"], "a", [1], id="a busy key waits, others do not"),
-        pytest.param(["ab", "b", "c"], "a", [2], id="who waits behind a waiter is not overtaken"),
+        pytest.param(["ab", "b", "c"], "a", [2], id="a unit behind a waiting one is not overtaken"),
         pytest.param(["a", "b", "c", "d", "e"], "", [0, 1, 2, 3], id="at most four elements"),
         pytest.param(["abc", "de", "f"], "", [0], id="a unit is not split, nor overtaken"),
         pytest.param(["abcdef", "g"], "", [0], id="a unit above the limit goes alone"),
@@ -58,7 +58,7 @@ def test_bytes_limit_a_batch_and_a_large_unit_goes_alone() -> None:
     st.sets(st.sampled_from("abcd")),
     st.integers(0, 6),
 )
-def test_nobody_overtakes_a_unit_it_shares_a_key_with(
+def test_no_unit_overtakes_another_of_the_same_key(
     waiting: list[str], busy: set[str], elements_max: int
 ) -> None:
     options = GroupCommitOptions(elements_max=elements_max)
@@ -77,7 +77,7 @@ def test_nobody_overtakes_a_unit_it_shares_a_key_with(
 
 
 class ScriptedBackend(MemoryBackend):
-    """Memory that records its transactions, waits to be let on, and fails as told."""
+    """A memory store that records transactions, and waits and fails as a test demands."""
 
     traits = Traits(name="scripted", cache_heads=False, foreign_poll_s=1, commit_concurrency=1)
 
@@ -88,7 +88,7 @@ class ScriptedBackend(MemoryBackend):
         self.gate.set()
         self.fault: Callable[[Sequence[Unit]], BaseException | None] = lambda units: None
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
         self.batches.append([key for unit in units for key, _ in unit])
         await self.gate.wait()
         if error := self.fault(units):
@@ -186,7 +186,7 @@ async def test_cancelling_a_caller_does_not_cancel_its_append() -> None:
     assert await backend.heads(["a", "b"]) == {"a": 1, "b": 0}
 
 
-async def test_closing_finishes_what_waits_and_refuses_what_comes() -> None:
+async def test_closing_finishes_waiting_units_and_refuses_new_ones() -> None:
     backend = ScriptedBackend()
     backend.gate.clear()
     group = GroupCommit(backend)
@@ -213,7 +213,7 @@ async def test_transactions_at_once_never_share_a_key() -> None:
             self.running: set[str] = set()
             self.most = 0
 
-        async def commit(self, units: Sequence[Unit]) -> Commit:
+        async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
             keys = {key for unit in units for key, _ in unit}
             assert not keys & self.running
             self.running |= keys

@@ -156,7 +156,7 @@ def test_a_probe_tells_about_the_store_and_leaves_it_alone(tmp_path: Path) -> No
 
 
 def test_importing_the_way_in_imports_no_driver() -> None:
-    script = "import sys, penstock.consensus.blocking; print(sorted(sys.modules))"
+    script = "import sys, penstock.consensus.open; print(sorted(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     ).stdout

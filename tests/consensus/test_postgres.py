@@ -99,7 +99,7 @@ async def test_many_openers_of_an_empty_database_agree_on_one_store(postgres_url
     await asyncio.gather(*[backend.close() for backend in backends])
 
 
-async def test_c45_a_store_that_is_made_anew_is_another_one(postgres_url: str) -> None:
+async def test_a_store_that_is_made_anew_is_another_one(postgres_url: str) -> None:
     incarnations = []
     for _ in range(2):
         backend = await PostgresBackend.open(postgres_url)
@@ -109,7 +109,7 @@ async def test_c45_a_store_that_is_made_anew_is_another_one(postgres_url: str) -
     assert incarnations[0] != incarnations[1]
 
 
-async def test_a_role_without_rights_to_create_can_use_what_is_there(
+async def test_a_role_without_rights_to_create_can_use_an_existing_store(
     postgres: PostgresServer, postgres_url: str
 ) -> None:
     await (await PostgresBackend.open(postgres_url)).close()
@@ -259,7 +259,7 @@ KEYS = [f"k{n}" for n in range(1, 65)]
         ("INCARNATION", (), 1),
     ],
 )
-def test_b32_the_cost_of_a_statement_does_not_grow_with_the_store(
+def test_the_cost_of_a_statement_does_not_grow_with_the_store(
     large_store: str, name: str, parameters: Parameters, rows_max: int, generic: str
 ) -> None:
     with psycopg.connect(large_store) as connection:
@@ -285,7 +285,7 @@ def test_b32_the_cost_of_a_statement_does_not_grow_with_the_store(
         assert touched <= rows_max * 2, node
 
 
-async def test_b20_a_missing_table_is_named_with_its_code(postgres_url: str) -> None:
+async def test_a_missing_table_is_named_with_its_code(postgres_url: str) -> None:
     backend = await PostgresBackend.open(postgres_url)
     execute(postgres_url, "DROP SCHEMA penstock CASCADE")
     for call in (
@@ -303,7 +303,7 @@ async def test_b20_a_missing_table_is_named_with_its_code(postgres_url: str) -> 
 async def test_a_store_made_anew_behind_the_back_of_a_handle_is_not_touched(
     postgres_url: str,
 ) -> None:
-    """I7, B23: the handle has not met the gap between the two stores."""
+    """I7: the handle has not met the gap between the two stores."""
     old = await PostgresBackend.open(postgres_url)
     assert (await old.commit([(("k", V(0, b"old")),)])).revision == 1
     execute(postgres_url, "DROP SCHEMA penstock CASCADE")
@@ -422,7 +422,7 @@ def test_what_a_server_error_proves(
 
 
 def present(outcome: object, stored: bool) -> bool:
-    """Whether an outcome and the store can both be true."""
+    """True if an outcome and the store do not contradict each other."""
     match outcome:
         case Indeterminate():
             return True
@@ -433,7 +433,7 @@ def present(outcome: object, stored: bool) -> bool:
 
 
 @pytest.mark.parametrize("side", list(Side), ids=lambda side: side.name.lower())
-async def test_b33_no_outcome_contradicts_the_store_wherever_the_connection_dies(
+async def test_no_outcome_contradicts_the_store_wherever_the_connection_dies(
     shared_url: str, side: Side
 ) -> None:
     parts = urlsplit(shared_url)
@@ -519,7 +519,7 @@ async def test_a_crash_around_commit_is_all_or_nothing(
     assert len((await backend.scan(key, 0, SCAN_ALL)).entries) == stored + 1
 
 
-async def test_c41_what_was_acknowledged_survives_kill_9_of_the_server(
+async def test_what_was_acknowledged_survives_kill_9_of_the_server(
     own_postgres: PostgresServer,
 ) -> None:
     backend = await PostgresBackend.open(own_postgres.url())
@@ -590,7 +590,7 @@ async def test_connections_that_died_idle_are_replaced_unnoticed(
     await backend.close()
 
 
-async def test_b40_appends_and_truncations_do_not_deadlock(postgres_url: str) -> None:
+async def test_appends_and_truncations_do_not_deadlock(postgres_url: str) -> None:
     stores = [DirectConsensus(await PostgresBackend.open(postgres_url)) for _ in range(2)]
     keys = [f"k{n}" for n in range(3)]
     stop = asyncio.Event()
@@ -616,7 +616,7 @@ async def test_b40_appends_and_truncations_do_not_deadlock(postgres_url: str) ->
     assert row == (0,)
 
 
-async def test_b40_a_deadlock_that_is_forced_is_a_conflict(shared_url: str) -> None:
+async def test_a_deadlock_that_is_forced_is_a_conflict(shared_url: str) -> None:
     backend = await PostgresBackend.open(shared_url)
     base = new_key("/")
     await backend.commit([((f"{base}a", V(0, b"")), (f"{base}b", V(0, b"")))])

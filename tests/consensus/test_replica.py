@@ -11,12 +11,12 @@ from penstock.consensus import replica as replicas
 from penstock.consensus.entries import CorruptEntry, NewerFormat
 from penstock.consensus.replica import (
     MARKS_MAX,
+    Fate,
     Replica,
     RollupPolicy,
-    Verdict,
     compose,
-    judge,
-    judge_all,
+    fate_of,
+    fate_of_all,
     start_of,
 )
 from penstock.consensus.store import VersionedData
@@ -74,7 +74,7 @@ def test_opening_reads_a_bounded_part_and_what_is_kept_is_bounded(count: int, pa
     [
         pytest.param(127, 5000, 4000, True, id="enough entries, as large as the rollup: due"),
         pytest.param(126, 5000, 4000, False, id="one entry too few"),
-        pytest.param(128, 5000, 4000, False, id="between two multiples: whoever was there decided"),
+        pytest.param(128, 5000, 4000, False, id="between two multiples: decided at the one before"),
         pytest.param(127, 3999, 4000, False, id="rolling up would cost more than the diffs did"),
         pytest.param(1023, 3999, 4000, True, id="too many rows, whatever they weigh"),
         pytest.param(127, 1, 0, True, id="the first rollup"),
@@ -108,21 +108,21 @@ def landed(*commands: tuple[str, int, str]) -> Replica[tuple[str, ...], str]:
 @pytest.mark.parametrize(
     ("replica", "slot", "verdict"),
     [
-        pytest.param(landed(), 0, Verdict.OPEN, id="nothing there yet"),
-        pytest.param(landed(("a", 1, "x")), 0, Verdict.LANDED, id="our token"),
-        pytest.param(landed(("b", 1, "y")), 0, Verdict.LOST, id="somebody else's entry"),
-        pytest.param(landed(("b", 1, "y")), 1, Verdict.OPEN, id="somebody else's, one slot before"),
-        pytest.param(landed(("a", 1, "old")), 0, Verdict.SUPERSEDED, id="one that we gave up"),
-        pytest.param(landed(("a", 0, "old")), 0, Verdict.LOST, id="an earlier command of ours"),
+        pytest.param(landed(), 0, Fate.OPEN, id="nothing there yet"),
+        pytest.param(landed(("a", 1, "x")), 0, Fate.LANDED, id="our token"),
+        pytest.param(landed(("b", 1, "y")), 0, Fate.LOST, id="somebody else's entry"),
+        pytest.param(landed(("b", 1, "y")), 1, Fate.OPEN, id="somebody else's, one slot before"),
+        pytest.param(landed(("a", 1, "old")), 0, Fate.SUPERSEDED, id="one that we gave up"),
+        pytest.param(landed(("a", 0, "old")), 0, Fate.LOST, id="an earlier command of ours"),
         pytest.param(
-            landed(("a", 1, "x"), ("b", 1, "y")), 0, Verdict.LANDED, id="our token, and then more"
+            landed(("a", 1, "x"), ("b", 1, "y")), 0, Fate.LANDED, id="our token, and then more"
         ),
     ],
 )
 def test_what_became_of_an_attempt(
-    replica: Replica[tuple[str, ...], str], slot: int, verdict: Verdict
+    replica: Replica[tuple[str, ...], str], slot: int, verdict: Fate
 ) -> None:
-    assert judge(replica, author("a", 1, "x"), slot) is verdict
+    assert fate_of(replica, author("a", 1, "x"), slot) is verdict
 
 
 def test_absence_proves_nothing_about_writers_that_were_forgotten() -> None:
@@ -130,25 +130,25 @@ def test_absence_proves_nothing_about_writers_that_were_forgotten() -> None:
     never = RollupPolicy(diffs_min=2 * MARKS_MAX)
     replica = compose(EMPTY, mine, "mine", policy=never).after
     for n in range(MARKS_MAX):
-        assert judge(replica, mine, 0) is Verdict.LANDED
+        assert fate_of(replica, mine, 0) is Fate.LANDED
         replica = compose(replica, author(f"w{n}", 1), "other", policy=never).after
     assert len(replica.marks) == MARKS_MAX
-    assert judge(replica, mine, 0) is Verdict.FORGOTTEN
-    assert judge(replica, author("unseen", 1), 5) is Verdict.LOST, "5 would be remembered"
+    assert fate_of(replica, mine, 0) is Fate.FORGOTTEN
+    assert fate_of(replica, author("unseen", 1), 5) is Fate.LOST, "5 would be remembered"
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "whole"),
+    ("fates", "whole"),
     [
-        ([Verdict.OPEN, Verdict.OPEN], Verdict.OPEN),
-        ([Verdict.OPEN, Verdict.LANDED], Verdict.LANDED),
-        ([Verdict.OPEN, Verdict.LOST], Verdict.LOST),
-        ([Verdict.LOST, Verdict.SUPERSEDED], Verdict.SUPERSEDED),
-        ([Verdict.OPEN, Verdict.FORGOTTEN], Verdict.FORGOTTEN),
+        ([Fate.OPEN, Fate.OPEN], Fate.OPEN),
+        ([Fate.OPEN, Fate.LANDED], Fate.LANDED),
+        ([Fate.OPEN, Fate.LOST], Fate.LOST),
+        ([Fate.LOST, Fate.SUPERSEDED], Fate.SUPERSEDED),
+        ([Fate.OPEN, Fate.FORGOTTEN], Fate.FORGOTTEN),
     ],
 )
-def test_a_batch_shares_its_fate(verdicts: list[Verdict], whole: Verdict) -> None:
-    assert judge_all(verdicts) is whole
+def test_a_batch_shares_its_fate(fates: list[Fate], whole: Fate) -> None:
+    assert fate_of_all(fates) is whole
 
 
 # ---------------------------------------------------------------------------------- newer, damaged

@@ -85,7 +85,7 @@ def writer(path: Path, key: str, count: int, failpoint: str = "") -> subprocess.
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-async def test_c41_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
     path, key, acknowledged = tmp_path / "c.db", "k", list[tuple[int, int]]()
     for life in range(3):
         with writer(path, key, 1_000_000) as process:
@@ -197,7 +197,7 @@ async def test_a_file_that_was_removed_or_replaced_is_not_written_on(
 async def test_a_store_made_anew_in_the_same_file_is_not_touched(
     backend: SqliteBackend, tmp_path: Path
 ) -> None:
-    """I7, B23: the handle has not met the gap between the two stores."""
+    """I7: the handle has not met the gap between the two stores."""
     with closing(sqlite3.connect(tmp_path / "c.db", isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         for table in ("meta", "revision", "head", "floor", "log"):
@@ -217,7 +217,7 @@ async def test_missing_tables_are_named(backend: SqliteBackend) -> None:
     assert "consensus_head" in error.message
 
 
-async def test_b32_every_statement_goes_by_an_index(backend: SqliteBackend) -> None:
+async def test_every_statement_goes_by_an_index(backend: SqliteBackend) -> None:
     statements = {
         name: text
         for name, text in vars(sqlite).items()
@@ -273,7 +273,7 @@ async def _open_and_close(path: Path) -> None:
     await (await SqliteBackend.open(path)).close()
 
 
-async def test_a_damaged_file_is_told_at_once_and_not_tried_again(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_reported_at_once_and_not_retried(tmp_path: Path) -> None:
     """Whichever page is damaged: everything is as it was, or the error says what to do."""
     original, page = tmp_path / "c.db", 4096
     store = DirectConsensus(await SqliteBackend.open(original))
@@ -302,7 +302,7 @@ async def test_a_damaged_file_is_told_at_once_and_not_tried_again(tmp_path: Path
     assert all(error.kind.final for error in told if isinstance(error, ConsensusError))
 
 
-async def test_a_file_that_another_process_holds_is_told_as_that(
+async def test_a_file_that_another_process_holds_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)

@@ -28,7 +28,7 @@ from penstock.consensus.statelog import (
     newest_diff,
 )
 from penstock.consensus.store import CasResult, Consensus, Determinate, ErrorKind
-from penstock.testing.unreliable import UnreliableConsensus
+from support.unreliable import UnreliableConsensus
 
 Log = StateLog[Ledger, str]
 Store = Consensus | Interposed | UnreliableConsensus
@@ -239,7 +239,7 @@ async def test_a_late_entry_of_a_command_given_up_supersedes_the_next() -> None:
 
 
 @pytest.mark.parametrize("fate", [Fate.LOSE_REPLY, Fate.LOSE_REQUEST])
-async def test_a_writer_paused_for_ages_still_learns_what_became_of_its_command(fate: Fate) -> None:
+async def test_a_writer_paused_for_ages_still_learns_the_fate_of_its_command(fate: Fate) -> None:
     """Its slot is truncated when it looks; the mark in the rollup is what tells."""
     async with memory_store() as inner:
         store = Interposed(inner, once(fate))
@@ -258,7 +258,7 @@ async def test_a_writer_paused_for_ages_still_learns_what_became_of_its_command(
         assert committed.seqno == (0 if fate is Fate.LOSE_REPLY else 60)
 
 
-async def test_an_outcome_that_nobody_remembers_is_not_guessed() -> None:
+async def test_a_forgotten_outcome_is_not_guessed() -> None:
     async with memory_store() as inner:
         store = Interposed(inner, once(Fate.LOSE_REPLY))
         log = await opened(store)
@@ -444,7 +444,7 @@ async def test_a_command_may_ask_for_the_state_in_its_entry() -> None:
         assert store.entries_read == 2, "the head, and the same entry once more"
 
 
-async def test_the_newest_diff_is_told_by_the_head_alone() -> None:
+async def test_the_newest_diff_is_read_from_the_head_alone() -> None:
     async with memory_store() as inner:
         store = Interposed(inner, lambda n, _: Fate.REFUSE if n == 0 else Fate.PASSES)
         assert await newest_diff(store, "k", MACHINE) is None

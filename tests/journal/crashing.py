@@ -16,8 +16,9 @@ import msgspec
 
 from journal.publishing import batch, world
 from penstock import failpoints
-from penstock.journal.publisher import Options
-from penstock.journal.transaction import Limits
+from penstock.journal.publisher import PublisherOptions
+from penstock.journal.staging import stage_fragments
+from penstock.journal.transaction import BatchLimits
 
 STORED = failpoints.declare("test.stored", "the caller has stored the intents")
 _NOISE = random.Random(9).randbytes(4096).hex()
@@ -32,6 +33,8 @@ class Job(msgspec.Struct):
     url: str
     now: bool
     failpoint: str | None
+    adopt: bool = False
+    """Tasks write the documents, three at a time, and the publisher adopts them."""
 
 
 def intents_file(directory: Path) -> Path:
@@ -41,12 +44,17 @@ def intents_file(directory: Path) -> Path:
 async def transaction(job: Job) -> None:
     directory = Path(job.directory)
     # With intents, every journal is a store transaction of its own: more places to die at.
-    limits = Limits() if job.now else Limits(journals=1)
+    limits = BatchLimits() if job.now else BatchLimits(journals=1)
     async with world(directory, job.url) as here:
-        publisher = here.publisher(options=Options(feed_bytes=1, limits=limits))
+        publisher = here.publisher(options=PublisherOptions(feed_bytes=1, limits=limits))
         failpoints.arm(job.failpoint)
+        staging = await publisher.staging(0) if job.adopt else None
         for n in range(0, len(DOCUMENTS), 3):
-            await publisher.publish(0, batch(DOCUMENTS[n : n + 3]))
+            documents = batch(DOCUMENTS[n : n + 3])
+            if staging is None:
+                await publisher.publish(0, documents)
+            else:
+                await publisher.adopt(stage_fragments(staging, [documents]))
         if job.now:
             await publisher.commit_now()
             return

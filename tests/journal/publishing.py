@@ -14,13 +14,15 @@ from typing import Any
 import pyarrow
 
 from penstock.consensus.open import open_consensus
+from penstock.consensus.statelog import Command, append_all
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.journals import Journals
-from penstock.journal.publisher import Binding, Mapped, Options, Publisher
+from penstock.journal.publisher import JournalBinding, Mapped, Publisher, PublisherOptions
 from penstock.journal.reader import CollectionReader
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
-from penstock.journal.sweeping import Collected, collect_garbage
+from penstock.journal.state import JournalState, Page, Seal
+from penstock.journal.sweeping import GarbageReport, collect_garbage
 from penstock.model.clock import Clock, Producer, from_unix
 from penstock.model.spec import CollectionSpec, Field, Frozen
 from penstock.native.arrow import to_arrow
@@ -63,8 +65,8 @@ class World:
 
     def publisher(
         self,
-        *bindings: Binding,
-        options: Options = Options(),  # noqa: B008 - frozen
+        *bindings: JournalBinding,
+        options: PublisherOptions = PublisherOptions(),  # noqa: B008 - frozen
         now: Clock | None = None,
     ) -> Publisher:
         ticks = count(0 if now is None else now, 16)
@@ -109,11 +111,18 @@ def batch(documents: Sequence[Document], spec: CollectionSpec = ORDERS) -> pyarr
     return to_arrow(list(documents), layout(spec.write_schema.text))
 
 
+async def seal_as(journals: Journals, name: str, page: Page) -> JournalState:
+    """Say that the oldest records are in this page."""
+    log = journals.log(name)
+    await append_all([Command(log, lambda _: Seal(page=page))])
+    return log.state
+
+
 LATER_S = 4e9
 """Long after every object was written."""
 
 
-async def swept(here: World, now_s: float = LATER_S) -> Collected:
+async def swept(here: World, now_s: float = LATER_S) -> GarbageReport:
     """What two collections remove, the second of which comes after the quarantine."""
     await collect_garbage(here.journals, here.blobs, now_s=now_s)
     return await collect_garbage(here.journals, here.blobs, now_s=max(now_s, LATER_S))

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import Bug, Unavailable, UsageError
 from penstock.journal.blobs import BlobStore, MissingBlob, check_path, open_blobs
 from penstock.testing.postgres import free_port
-from penstock.testing.s3 import SECRET_KEY, running_s3
+from support.s3 import SECRET_KEY, running_s3
 
 
 @pytest.fixture(scope="module")

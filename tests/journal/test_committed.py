@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.committed import CommitReader, VisibleRows
 from penstock.journal.state import AckRecord, Append, Create, Fragment, Inline, JournalState, apply
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.runs import Run
@@ -125,7 +125,7 @@ _DOCS = st.lists(
 
 @given(_DOCS, st.sets(st.integers(0, 14)))
 def test_records_tell_what_documents_would(docs: list[Doc], cuts: set[int]) -> None:
-    committed = Committed("j")
+    committed = CommitReader("j")
     records = _journal(docs, cuts).records
     try:
         expected = _oracle(docs)
@@ -147,7 +147,7 @@ def test_a_span_shows_with_its_ack_and_not_before() -> None:
         Doc(P1, Flag.ACK_TXN, Clock(12)),
     ]
     first, ack = _journal(docs, set()).records
-    committed = Committed("j")
+    committed = CommitReader("j")
     assert [_rows(rows, docs) for rows in committed.read(first)] == [[1]]
     assert [_rows(rows, docs) for rows in committed.read(ack)] == [[0]]
     assert committed.read(ack) == []

@@ -11,7 +11,7 @@ from penstock.journal.compatible import incompatible, narrowed
 from penstock.model.infer import infer
 from penstock.model.shape import union
 from penstock.model.spec import CollectionSpec, Field, Frozen
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 Schema = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from penstock.journal.evolve import UnreadableDocument, adapt
-from penstock.journal.rows import adapt_rows, stamped, to_lines
+from penstock.journal.rows import adapt_rows, stamp_rows, to_lines
 from penstock.model.clock import Clock, Producer
 from penstock.model.columns import Column, as_stored, columns, unstorable
 from penstock.model.infer import infer
@@ -16,7 +16,7 @@ from penstock.model.json_order import canonical_json
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import union
 from penstock.native.arrow import to_arrow, to_json
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 Schema = dict[str, Any]
 
@@ -206,7 +206,7 @@ def test_rows_keep_their_stamps_under_new_names() -> None:
     wanted = layout(obj(a=STRING, _clock=STRING))
     producer = Producer(Producer.MULTICAST)
     documents: list[dict[str, Any]] = [{"a": "x"}, {"_clock": "noon"}]
-    batch = stamped(
+    batch = stamp_rows(
         to_arrow(documents, written), written, producer=producer, first_clock=Clock(5), flags=1
     )
     adapted = adapt_rows(batch, written, wanted)

@@ -30,11 +30,9 @@ from penstock.journal.fragments import (
     encode_inline,
     read_fragment,
     read_visible,
-    write_fragment,
-    write_fragments,
 )
 from penstock.journal.integrity import CorruptBlob
-from penstock.journal.rows import STAMPS, row_schema, stamp_names, stamped, to_lines
+from penstock.journal.rows import STAMPS, row_schema, stamp_names, stamp_rows, to_lines
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import HASHED_ROWS_MAX, Statistics
 from penstock.model.clock import CONTROL, Clock, DocumentId, Flag, Producer
@@ -46,7 +44,8 @@ from penstock.model.runs import Run
 from penstock.model.schema import CompiledSchema
 from penstock.model.spec import CollectionSpec, Fragments, Frozen
 from penstock.native.arrow import to_arrow
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
+from support.fragments import write_fragment, write_fragments
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -81,7 +80,7 @@ def documents(count: int, first: int = 0) -> list[dict[str, Any]]:
 def rows(count: int, first: int = 0, root: Column = ROOT) -> pa.RecordBatch:
     """Rows of one producer, clocks 1, 2, … by their number."""
     batch = to_arrow(documents(count, first), root)
-    return stamped(batch, root, producer=P1, first_clock=Clock(first + 1), flags=CONTINUE)
+    return stamp_rows(batch, root, producer=P1, first_clock=Clock(first + 1), flags=CONTINUE)
 
 
 def with_stamps(stamps: list[Stamp]) -> pa.RecordBatch:
@@ -138,7 +137,9 @@ def test_documents_of_any_schema_survive_inline_and_in_parquet(
     stored = [d for d in candidates if compiled.is_valid(d) and unstorable(d, root) is None]
     if not stored:
         return
-    batch = stamped(to_arrow(stored, root), root, producer=P1, first_clock=Clock(9), flags=OUTSIDE)
+    batch = stamp_rows(
+        to_arrow(stored, root), root, producer=P1, first_clock=Clock(9), flags=OUTSIDE
+    )
     texts = [canonical_json(as_stored(d, root)) for d in stored]
     inline = decode_inline(encode_inline([batch], batch.schema), row_schema(root))
     assert to_lines(inline, root) == texts
@@ -270,7 +271,9 @@ def test_members_may_have_one_path(blobs: BlobStore, count: int, kinds: tuple[st
 
     given = [{"a": {"b": value(kinds[0], n)}, "a.b": value(kinds[1], n)} for n in range(count)]
     layout = FragmentLayout(schema="s", root=root, key=("/a.b",))
-    batch = stamped(to_arrow(given, root), root, producer=P1, first_clock=Clock(1), flags=CONTINUE)
+    batch = stamp_rows(
+        to_arrow(given, root), root, producer=P1, first_clock=Clock(1), flags=CONTINUE
+    )
     with FragmentWriter(blobs, "c", layout, "a", inline=False) as writer:
         writer.write(batch)
         fragment = written(writer.finish())
@@ -346,7 +349,7 @@ def test_the_stamp_yields_to_members_of_its_names(blobs: BlobStore) -> None:
     root = columns(infer({"type": "object", "properties": properties}))
     names = stamp_names(root)
     assert (names.clock, names.producer, names.flags) == ("___clock", "_producer", "__flags")
-    batch = stamped(
+    batch = stamp_rows(
         to_arrow([{"_clock": "noon"}], root), root, producer=P1, first_clock=Clock(1), flags=0
     )
     layout = FragmentLayout(schema="s", root=root, key=())
@@ -463,7 +466,7 @@ def test_key_hashes_are_those_of_the_packed_key(
     root = columns(infer({"type": "object", "properties": schema}))
     statistics = Statistics(root, key, 1, 2)
     batch = to_arrow([document], root)
-    statistics.add(stamped(batch, root, producer=P1, first_clock=Clock(1), flags=0))
+    statistics.add(stamp_rows(batch, root, producer=P1, first_clock=Clock(1), flags=0))
     wanted = key_hash(pack(values))
     assert statistics.key_hashes == (wanted, wanted)
 
@@ -537,7 +540,9 @@ def test_the_uuid_is_added_to_whatever_meta_there_is(
     schema = {"type": "object", "properties": {"id": {"type": "integer"}, **properties}}
     root = columns(infer(schema))
     clock = Clock(0x1EE833B04AFC0007)
-    batch = stamped(to_arrow([document] * 2, root), root, producer=P2, first_clock=clock, flags=1)
+    batch = stamp_rows(
+        to_arrow([document] * 2, root), root, producer=P2, first_clock=clock, flags=1
+    )
     for at, line in enumerate(to_lines(batch, root, uuid=True)):
         uuid = DocumentId(producer=P2, clock=Clock(clock + at), flags=1).uuid
         meta = {**(document.get("_meta") or {}), "uuid": str(uuid)}

@@ -13,20 +13,16 @@ from pyspark.sql import SparkSession
 
 from penstock.journal.blobs import open_blobs
 from penstock.journal.codec import decode_page, encode_page
-from penstock.journal.fragments import (
-    FragmentLayout,
-    FragmentWriter,
-    read_fragment,
-    write_fragments,
-)
+from penstock.journal.fragments import FragmentLayout, FragmentWriter, read_fragment
 from penstock.journal.frames import adapt_frame, frame_schema, map_rows
-from penstock.journal.rows import stamped, to_lines
+from penstock.journal.rows import stamp_rows, to_lines
 from penstock.journal.state import Blob, Fragment
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.columns import columns
 from penstock.model.infer import infer
 from penstock.model.json_order import canonical_json
 from penstock.native.arrow import to_arrow
+from support.fragments import write_fragments
 
 pytestmark = pytest.mark.spark
 
@@ -93,7 +89,7 @@ def lines(table: pa.Table, root: Any) -> list[str]:  # noqa: ANN401
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents in one object."""
-    rows = stamped(
+    rows = stamp_rows(
         to_arrow(DOCUMENTS, WRITTEN),
         WRITTEN,
         producer=PRODUCER,

@@ -36,12 +36,13 @@ from penstock.journal.integrity import (
     check_skeleton,
     read_page,
 )
-from penstock.journal.rows import row_schema, stamped
+from penstock.journal.rows import row_schema, stamp_rows
 from penstock.journal.scan import read_collection
 from penstock.journal.schemas import layout
 from penstock.journal.sealing import seal
 from penstock.journal.state import Blob, Fragment
-from penstock.journal.upkeep import CompactionOptions, collect_garbage, compact_all
+from penstock.journal.sweeping import collect_garbage
+from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.model.clock import Clock, Producer
 from penstock.model.spec import Catalog
 
@@ -69,7 +70,7 @@ def rows(count: int, *, text: int) -> pa.RecordBatch:
         }
         for n in range(count)
     ]
-    return stamped(batch(documents), ROOT, producer=P1, first_clock=Clock(7), flags=0)
+    return stamp_rows(batch(documents), ROOT, producer=P1, first_clock=Clock(7), flags=0)
 
 
 def written(

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from consensus.interposed import Fate, Interposed
+from journal.publishing import seal_as
 from penstock.consensus.open import open_consensus
 from penstock.consensus.replica import Author, RollupPolicy, compose
 from penstock.consensus.replicas import Moved
@@ -33,7 +34,7 @@ from penstock.journal.state import (
 )
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.runs import Run
-from penstock.testing.unreliable import UnreliableConsensus
+from support.unreliable import UnreliableConsensus
 
 PRODUCER = Producer(Producer.MULTICAST | 1)
 EU, US = (JournalName.of("acme/orders", {"region": region}) for region in ("eu", "us"))
@@ -117,7 +118,7 @@ async def test_whether_a_journal_exists_is_known_without_loading_it(store: Conse
     for _ in range(10):
         await journals.append(name, [fragment(), ack()])
         assert await asked.exists(name)
-    await journals.suspend(name)
+    await journals.retain(name, 2)
     assert await asked.exists(name)
     await journals.drop(name)
     assert not await asked.exists(name)
@@ -172,20 +173,14 @@ async def test_a_batch_is_one_revision_or_nothing(store: Consensus) -> None:
     assert (await journals.load(str(EU))).end == eu.end
 
 
-async def test_a_journal_is_suspended_resumed_retained_sealed_compacted_and_dropped(
+async def test_a_journal_is_retained_sealed_compacted_and_dropped(
     store: Consensus,
 ) -> None:
     journals, name = Journals(store), str(EU)
     await journals.create(EU)
     for clock in range(4):
         await journals.append(name, [fragment(2, clock=10 + 10 * clock)])
-    assert (await journals.suspend(name)).status is Status.SUSPENDED
-    assert (await Journals(store).suspend(name)).status is Status.SUSPENDED
-    assert (await journals.resume(name)).status is Status.ACTIVE
-    assert (await journals.resume(name)).status is Status.ACTIVE
-    await journals.suspend(name)
     await journals.append(name, [ack()])
-    assert (await journals.load(name)).status is Status.ACTIVE  # an append wakes it up
     compacted = await journals.compact(name, Compact(begin=4, end=8, path="both", bytes=30))
     assert [r.at for r in compacted.records[2:4] if isinstance(r, Fragment)] == [
         Blob(path="both", row=0),
@@ -197,7 +192,7 @@ async def test_a_journal_is_suspended_resumed_retained_sealed_compacted_and_drop
     page = Page(
         path="page", begin=0, end=2, records=1, rows=2, bytes=100, revision_min=1, revision_max=9
     )
-    assert (await journals.seal(name, page)).pages == (page,)
+    assert (await seal_as(journals, name, page)).pages == (page,)
     assert (await journals.retain(name, 4)).begin == 4
     seqno = journals.log(name).replica.seqno
     assert (await journals.retain(name, 3)).begin == 4
@@ -212,7 +207,7 @@ async def test_a_journal_is_suspended_resumed_retained_sealed_compacted_and_drop
     assert (again.generation, again.begin, again.end) == (2, 9, 9)
 
 
-@pytest.mark.parametrize("call", ["load", "suspend", "resume", "drop"])
+@pytest.mark.parametrize("call", ["load", "drop"])
 async def test_a_missing_journal_is_told_with_its_neighbours(store: Consensus, call: str) -> None:
     journals = Journals(store)
     await journals.create_all({name: creation(name) for name in (EU, US)})

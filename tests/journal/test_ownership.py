@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.publishing import batch, world
-from penstock.consensus.committer.auth import Access, Principal
+from penstock.consensus.committer.access import check_access
 from penstock.consensus.open import open_consensus
 from penstock.consensus.store import CasResult, VersionedData
 from penstock.journal import ownership
@@ -34,7 +34,8 @@ from penstock.journal.ownership import (
 )
 from penstock.journal.sealing import seal, seal_if_long
 from penstock.journal.upkeep import CompactionOptions, compact_all
-from penstock.testing.s3 import running_s3
+from penstock.servicekit.rpc.tokens import Access, Principal
+from support.s3 import running_s3
 
 A, B = "a" * 32, "b" * 32
 
@@ -294,11 +295,11 @@ class Scoped:
         return await self._store.incarnation()  # type: ignore[attr-defined,no-any-return]
 
     async def scan(self, key: str, from_: int) -> object:
-        self._who.check(Access.READ, key)
+        check_access(self._who, Access.READ, key)
         return await self._store.scan(key, from_)  # type: ignore[attr-defined]
 
     def snapshot(self, prefix: str) -> object:
-        self._who.check(Access.READ, prefix)
+        check_access(self._who, Access.READ, prefix)
         return self._store.snapshot(prefix)  # type: ignore[attr-defined]
 
 

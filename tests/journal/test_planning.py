@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from journal.publishing import world
 from journal.test_scan import ONE, ack, fragment
 from penstock.journal.codec import encode_page
-from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.committed import CommitReader, VisibleRows
 from penstock.journal.planning import Planner
 from penstock.journal.state import (
     Append,
@@ -58,7 +58,7 @@ class Pages:
         self._clock = 10
 
     def append(self, count: int) -> None:
-        committed = Committed("j")
+        committed = CommitReader("j")
         for _ in range(count):
             made = fragment(f"o{self._clock}", ONE, self._clock), ack(ONE, self._clock + 1)
             self._clock += 2
@@ -88,7 +88,7 @@ async def test_rows_are_found_where_compaction_put_them_with_all_that_lies_besid
         journal.append(6)
         journal.compact(1, 4)
         journal.seal(6)  # which cuts the compacted object in two
-        found = await planner.surveyed("j", journal.visible[2:3], journal.state)
+        found = await planner.resolve_rows("j", journal.visible[2:3], journal.state)
         (rows,) = found.visible
         assert isinstance(rows.fragment.at, Blob)
         assert rows.fragment.at.row == 1
@@ -108,7 +108,7 @@ async def test_looking_for_a_row_reads_no_page_but_its_own(tmp_path: Path) -> No
         for page in journal.state.pages:
             if page.begin != 24:
                 here.blobs.delete(page.path)
-        found = await planner.surveyed("j", journal.visible[13:14], journal.state)
+        found = await planner.resolve_rows("j", journal.visible[13:14], journal.state)
         assert [r.begin for r in found.records] == [26]
 
 
@@ -121,7 +121,7 @@ async def test_rows_that_the_journal_no_longer_has_stay_where_they_were(
         journal = Pages(planner)
         journal.append(3)
         state = None if gone else apply(journal.state, Retain(offset=4), 4)
-        found = await planner.surveyed("j", journal.visible, state)
+        found = await planner.resolve_rows("j", journal.visible, state)
         assert found.visible == tuple(journal.visible)
         assert [r.begin for r in found.records] == ([] if gone else [4])
 
@@ -148,7 +148,7 @@ async def test_what_shares_an_object_is_what_a_look_at_all_records_finds(
             for _ in range(2):
                 journal.seal(chance.randrange(8))
             some = chance.sample(journal.visible, min(3, count))
-            found = await planner.surveyed("j", some, journal.state)
+            found = await planner.resolve_rows("j", some, journal.state)
             everything = await planner.records(journal.state)
             now = {r.begin: r for r in everything if isinstance(r, Fragment)}
             want = {now[rows.fragment.begin].at.path for rows in some}  # type: ignore[union-attr]

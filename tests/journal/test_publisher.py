@@ -16,9 +16,9 @@ from journal.publishing import ORDERS, SCHEMA, Document, World, batch, collectio
 from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.journals import MissingJournal
 from penstock.journal.names import JournalName
-from penstock.journal.publisher import Fixed, Mapped, Options, Retired
+from penstock.journal.publisher import Fixed, Mapped, PublisherOptions, Retired
 from penstock.journal.state import AckRecord, Blob, Fragment, Inline
-from penstock.journal.transaction import Intents, Limits
+from penstock.journal.transaction import BatchLimits, Intents
 from penstock.model.clock import Clock, duration, from_unix
 from penstock.model.keys import key_hash, pack
 
@@ -184,14 +184,14 @@ async def test_a_transaction_that_stands_still_is_given_up_before_its_objects_ar
 ) -> None:
     async with world(tmp_path) as here:
         clock = from_unix(1_800_000_000)
-        publisher = here.publisher(options=Options(feed_bytes=1))
+        publisher = here.publisher(options=PublisherOptions(feed_bytes=1))
         publisher._now = lambda: clock
         await publisher.publish(0, batch(orders(1)))
         clock = Clock(clock + duration(3700))
         with pytest.raises(PenstockError, match="stood still"):
             await publisher.commit_now()
         await publisher.abort()
-        again = here.publisher(options=Options())
+        again = here.publisher(options=PublisherOptions())
         again._now = lambda: clock
         await again.publish(0, batch(orders(2)))  # held in memory: nothing to be taken away
         clock = Clock(clock + duration(3700))
@@ -202,7 +202,7 @@ async def test_a_transaction_that_stands_still_is_given_up_before_its_objects_ar
 async def test_a_field_of_many_values_is_refused_as_a_partition(tmp_path: Path) -> None:
     many = [{"id": i, "region": f"r{i}"} for i in range(6)]
     async with world(tmp_path) as here:
-        options = Options(partitions_max=5)
+        options = PublisherOptions(partitions_max=5)
         publisher = here.publisher(options=options)
         with pytest.raises(UserError, match="more than 5 partitions"):
             await publisher.publish(0, batch(many))
@@ -214,7 +214,7 @@ async def test_a_field_of_many_values_is_refused_as_a_partition(tmp_path: Path) 
 
 async def test_more_journals_than_one_store_transaction_need_intents(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        options = Options(limits=Limits(journals=2))
+        options = PublisherOptions(limits=BatchLimits(journals=2))
         publisher = here.publisher(options=options)
         await publisher.publish(0, batch(orders(0, 1, 2)))
         with pytest.raises(UserError, match="3 journals"):
@@ -364,9 +364,9 @@ transactions = st.builds(
 )
 
 OPTIONS = [
-    Options(),
-    Options(feed_bytes=1, pending_bytes=0),
-    Options(buffer_bytes=1, limits=Limits(journals=2, bytes=2000)),
+    PublisherOptions(),
+    PublisherOptions(feed_bytes=1, pending_bytes=0),
+    PublisherOptions(buffer_bytes=1, limits=BatchLimits(journals=2, bytes=2000)),
 ]
 
 
@@ -380,7 +380,7 @@ def expected(told: Sequence[Transaction]) -> dict[str, list[Document]]:
     return found
 
 
-async def tell(here: World, transaction: Transaction, options: Options) -> None:
+async def tell(here: World, transaction: Transaction, options: PublisherOptions) -> None:
     publisher = here.publisher(options=options)
     for ids in transaction.batches:
         await publisher.publish(0, batch(orders(*ids, text="t" * 40)))
@@ -405,7 +405,7 @@ async def tell(here: World, transaction: Transaction, options: Options) -> None:
 @settings(max_examples=30)
 @given(st.lists(transactions, max_size=5), st.sampled_from(OPTIONS))
 def test_what_is_read_is_what_was_committed_in_the_order_of_commits(
-    told: list[Transaction], options: Options
+    told: list[Transaction], options: PublisherOptions
 ) -> None:
     async def run() -> None:
         with tempfile.TemporaryDirectory() as directory:

@@ -14,6 +14,7 @@ import pytest
 from journal import crashing
 from journal.crashing import DOCUMENTS, Job, intents_file
 from journal.publishing import batch, swept, world
+from penstock.journal.ownership import own_objects, paths_of
 from penstock.journal.state import RECORDS_MAX
 from penstock.journal.transaction import Intents
 
@@ -88,6 +89,45 @@ async def test_after_replaying_intents_all_journals_show_all_or_nothing(
 
 
 @pytest.mark.parametrize(
+    "failpoint",
+    [
+        *(f"staging.object:{n}" for n in (1, 2, 3, 4, 9)),
+        *(f"publisher.adopted:{n}" for n in (1, 2, 3)),
+        *(f"publisher.rows:{n}" for n in (1, 2, 3)),
+        "publisher.flushed",
+        "publisher.intents",
+        "test.stored",
+        *(f"publisher.acks:{n}" for n in (1, 2, 3)),
+        "publisher.done",
+        *(f"statelog.after-send:{n}" for n in range(1, 8)),
+    ],
+)
+async def test_fragments_of_three_tasks_are_seen_together_or_swept(
+    tmp_path: Path, run: Run, failpoint: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'consensus.db'}"
+    job = Job(directory=str(tmp_path), url=url, now=False, failpoint=failpoint, adopt=True)
+    assert run(job) == KILLED
+    stored = intents_file(tmp_path)
+    if stored.exists():
+        async with world(tmp_path, url) as here:
+            await here.publisher().write_intents(Intents.decode(stored.read_bytes()))
+    expected = ALL if stored.exists() else NONE
+    assert await visible(tmp_path, url) == expected
+    async with world(tmp_path, url) as here:
+        named = {
+            path
+            for journal in await here.journals.list()
+            for path in paths_of(journal.state.records)
+        }
+        collected = await swept(here)
+        assert collected.deleted == len(collected.garbage)
+        assert named.isdisjoint(collected.garbage)
+        assert {found.path for found in own_objects(here.blobs.list())} == named
+    assert await visible(tmp_path, url) == sorted([*expected, 100])
+
+
+@pytest.mark.parametrize(
     ("failpoint", "committed"),
     [
         *((f"publisher.object:{n}", False) for n in (1, 2, 3)),
@@ -135,6 +175,7 @@ async def test_a_page_that_was_written_and_not_named_is_garbage_and_nothing_else
 
 async def test_without_a_crash_point_everything_is_there(tmp_path: Path, run: Run) -> None:
     url = f"sqlite:///{tmp_path / 'consensus.db'}"
-    for now in (False, True):
-        assert run(Job(directory=str(tmp_path), url=url, now=now, failpoint=None)) == 0
-    assert await visible(tmp_path, url) == sorted([*range(9), *range(9), 100])
+    for now, adopt in ((False, False), (True, False), (False, True), (True, True)):
+        job = Job(directory=str(tmp_path), url=url, now=now, failpoint=None, adopt=adopt)
+        assert run(job) == 0
+    assert await visible(tmp_path, url) == sorted([*(4 * list(range(9))), 100])

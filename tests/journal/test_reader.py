@@ -9,13 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from journal.publishing import ORDERS, SCHEMA, Document, World, batch, collection, world
+from journal.publishing import ORDERS, SCHEMA, Document, World, batch, collection, seal_as, world
 from penstock.errors import UsageError, UserError
 from penstock.journal.blobs import MissingBlob
 from penstock.journal.codec import encode_page
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.names import JournalName
-from penstock.journal.publisher import Mapped, Options
+from penstock.journal.publisher import Mapped, PublisherOptions
 from penstock.journal.reader import Start
 from penstock.journal.rows import to_lines
 from penstock.journal.schemas import layout
@@ -203,7 +203,7 @@ async def test_readers_do_not_notice_pages_and_compaction(tmp_path: Path) -> Non
             revision_min=sealed[0].revision,
             revision_max=sealed[-1].revision,
         )
-        await here.journals.seal(EU, page)
+        await seal_as(here.journals, EU, page)
         assert await read_ids(here) == [2, 4, 6]
         await slow.commit_now()
         assert await read_ids(here) == [2, 4, 6, 0]
@@ -256,7 +256,7 @@ async def test_a_document_that_does_not_fit_the_new_schema_is_named(tmp_path: Pa
     properties = {**SCHEMA["properties"], "text": {"type": "integer"}}  # type: ignore[dict-item]
     other = collection(schema={**SCHEMA, "properties": properties})
     async with world(tmp_path) as here:
-        publisher = here.publisher(options=Options())
+        publisher = here.publisher(options=PublisherOptions())
         await publisher.publish(0, batch([{"id": 0, "region": "eu", "text": "x"}]))
         await publisher.commit_now()
         with pytest.raises(UnreadableDocument) as caught:

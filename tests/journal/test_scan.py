@@ -18,10 +18,10 @@ from msgspec import structs
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import UserError
 from penstock.journal import fragments
-from penstock.journal.committed import Committed, VisibleRows
-from penstock.journal.planning import Scanned
+from penstock.journal.committed import CommitReader, VisibleRows
+from penstock.journal.planning import ScannedJournal
 from penstock.journal.publisher import Mapped
-from penstock.journal.rows import stamped
+from penstock.journal.rows import stamp_rows
 from penstock.journal.scan import (
     INTERVALS_MAX,
     SMALL_BYTES,
@@ -34,7 +34,7 @@ from penstock.journal.scan import (
 from penstock.journal.schemas import layout
 from penstock.journal.sealing import seal
 from penstock.journal.selector import LabelSelector
-from penstock.journal.splits import Whole, piece_rows
+from penstock.journal.splits import WholeRows, piece_rows
 from penstock.journal.state import (
     AckRecord,
     Append,
@@ -91,12 +91,12 @@ def ack(producer: Producer, clock: int) -> AckRecord:
     return AckRecord(producer=producer, clock=Clock(clock))
 
 
-def scanned(*records: Record, name: str = "j") -> Scanned:
+def scanned(*records: Record, name: str = "j") -> ScannedJournal:
     create = Create(collection="c", labels=(), key_begin=0, key_end=0xFFFFFFFF)
     state = apply(apply(JournalState(), create, 1), Append(records=records), 2)
-    committed = Committed(name)
+    committed = CommitReader(name)
     visible = tuple(rows for record in state.records for rows in committed.read(record))
-    return Scanned(name=name, records=state.records, visible=visible)
+    return ScannedJournal(name=name, records=state.records, visible=visible)
 
 
 def told(plan: ScanPlan) -> tuple[NativeScan, int]:
@@ -226,7 +226,7 @@ def test_every_visible_row_is_read_once_and_no_other(
             if any(low <= clock <= high for low, high in native.shown.get(producer, []))
         ]
     for piece in plan.rest:
-        if isinstance(piece, Whole):
+        if isinstance(piece, WholeRows):
             assert isinstance(piece.at, Blob)
             got += rows[piece.at.path][piece.at.row : piece.at.row + piece.rows]
         else:
@@ -266,7 +266,7 @@ def test_every_row_of_a_plan_has_the_level_of_what_committed_it(
         for each in visible
         for producer, clock in shown_rows(each, rows)
     )
-    plan = plan_scan([Scanned(name="j", records=records, visible=visible)])
+    plan = plan_scan([ScannedJournal(name="j", records=records, visible=visible)])
     native = plan.native.get("s", NativeScan())
     assert not native.partly
     got = [(*row, 0) for path in native.whole for row in rows[path]]
@@ -276,7 +276,7 @@ def test_every_row_of_a_plan_has_the_level_of_what_committed_it(
             *_, level = next(step for step in reversed(late.steps) if step[:2] <= row)
             got.append((*row, level))
     for piece in plan.rest:
-        if isinstance(piece, Whole):
+        if isinstance(piece, WholeRows):
             assert isinstance(piece.at, Blob)
             some = rows[piece.at.path][piece.at.row : piece.at.row + piece.rows]
             runs = piece.levels or ((piece.rows, 0),)
@@ -301,7 +301,7 @@ def test_levels_of_many_commits_are_several_expressions() -> None:
             for n, each in enumerate(records)
             if isinstance(each, Fragment)
         )
-        plan = plan_scan([Scanned(name="j", records=records, visible=visible)])
+        plan = plan_scan([ScannedJournal(name="j", records=records, visible=visible)])
         assert not plan.rest
         assert len(plan.native["s"].late) == scans
         assert sum(len(late.paths) for late in plan.native["s"].late) == 2 * INTERVALS_MAX
@@ -386,14 +386,17 @@ def test_a_scan_shows_what_reading_shows_however_rows_are_stored(
 
 async def repeat(here: World) -> None:
     """Rows 2, 1, 2, 3 of a producer, as no writer of ours would put them into one fragment."""
-    from penstock.journal.fragments import FragmentLayout, write_fragment
+    from penstock.journal.fragments import FragmentLayout
+    from support.fragments import write_fragment
 
     spec = ORDERS
     root = layout(spec.write_schema.text)
     made = [{"id": 900 + n, "region": "eu", "text": os.urandom(9000).hex()} for n in (0, 1, 2)]
     first = batch(made)
     parts = [
-        stamped(part, root, producer=ONE, first_clock=Clock(10_000 + at), flags=Flag.CONTINUE_TXN)
+        stamp_rows(
+            part, root, producer=ONE, first_clock=Clock(10_000 + at), flags=Flag.CONTINUE_TXN
+        )
         for part, at in ((first.slice(0, 2), 0), (first.slice(0, 1), 0), (first.slice(1, 2), 1))
     ]
     prefix = "acme/orders/region=eu"
@@ -473,9 +476,9 @@ def test_compaction_keeps_objects_whole() -> None:
     create = Create(collection="c", labels=(), key_begin=0, key_end=0xFFFFFFFF)
     state = apply(apply(JournalState(), create, 1), Append(records=(*parts, ack(ONE, 20))), 2)
     state = apply(state, Compact(begin=0, end=3, path="d", bytes=9), 3)
-    committed = Committed("j")
+    committed = CommitReader("j")
     visible = tuple(rows for record in state.records for rows in committed.read(record))
-    plan = plan_scan([Scanned(name="j", records=state.records, visible=visible)])
+    plan = plan_scan([ScannedJournal(name="j", records=state.records, visible=visible)])
     assert told(plan) == (NativeScan(whole=("d",)), 0)
 
 

@@ -16,7 +16,7 @@ from penstock.journal import schemas as module
 from penstock.journal.schemas import Schemas, schema_key
 from penstock.model.columns import columns
 from penstock.model.spec import Frozen, fingerprint
-from penstock.testing.unreliable import UnreliableConsensus
+from support.unreliable import UnreliableConsensus
 
 A = Frozen({"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]})
 B = Frozen({"type": "object", "properties": {"id": {"type": "string"}}})

@@ -17,7 +17,7 @@ import pytest
 from journal.publishing import ORDERS, World, batch, swept, world
 from penstock.catalog import desired
 from penstock.errors import UsageError
-from penstock.journal.publisher import Mapped, Options
+from penstock.journal.publisher import Mapped, PublisherOptions
 from penstock.journal.source import SourceOptions
 from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.model.spec import Catalog
@@ -34,7 +34,7 @@ EAGER = CompactionOptions(inputs_min=2)
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        pytest.param({}, "what to read", id="no collection"),
+        pytest.param({}, "no collection to read", id="no collection"),
         pytest.param({"collection": "a", "fom": "x"}, "no option fom", id="unknown option"),
         pytest.param({"collection": "a", "startingOffsets": "soon"}, "place to begin", id="start"),
         pytest.param({"collection": "a", "maxRowsPerTrigger": "0"}, "positive", id="no rows"),
@@ -64,7 +64,7 @@ async def deployed(data: Path) -> AsyncIterator[World]:
 
 async def publish(here: World, numbers: Sequence[int], *, commit: bool = True) -> None:
     """Documents of two partitions in one transaction; every seventh is too large to be inline."""
-    publisher = here.publisher(Mapped(spec=ORDERS), options=Options())
+    publisher = here.publisher(Mapped(spec=ORDERS), options=PublisherOptions())
     documents = [
         {
             "id": n,

@@ -10,7 +10,7 @@ from penstock.journal.splits import (
     OBJECT_BYTES,
     SPLIT_BYTES,
     SPLIT_BYTES_MAX,
-    Whole,
+    WholeRows,
     split_bytes,
     splits,
 )
@@ -21,8 +21,8 @@ from penstock.model.infer import infer
 LAYOUTS = {"s": columns(infer({"type": "object"}))}
 
 
-def piece(size: int, at: int = 0) -> Whole:
-    return Whole(Blob(path=f"c/{at}.parquet"), rows=1, bytes=size, schema="s")
+def piece(size: int, at: int = 0) -> WholeRows:
+    return WholeRows(Blob(path=f"c/{at}.parquet"), rows=1, bytes=size, schema="s")
 
 
 SMALL = OBJECT_BYTES // 10

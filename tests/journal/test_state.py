@@ -24,17 +24,15 @@ from penstock.journal.state import (
     Record,
     Refused,
     Reseal,
-    Resume,
     Retain,
     Seal,
     Status,
-    Suspend,
     apply,
 )
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
-from penstock.testing.strategies_journal import appends, digests, records
+from support.strategies_journal import appends, digests, records
 
 MACHINE = JournalMachine()
 CREATE = Create(collection="c", labels=(("region", "eu"),), key_begin=0, key_end=0xFFFFFFFF)
@@ -77,16 +75,6 @@ class JournalDiffs(RuleBasedStateMachine):
         assert self.state.status is Status.ACTIVE
         assert all(r.revision == self.revision for r in self.state.records if r.begin >= before)
         self.given |= {o: r for o, r in _rows(self.state).items() if o >= before}
-
-    @precondition(lambda self: self.state.status is Status.ACTIVE)
-    @rule()
-    def suspend(self) -> None:
-        self.commit(Suspend())
-
-    @precondition(lambda self: self.state.status is Status.SUSPENDED)
-    @rule()
-    def resume(self) -> None:
-        self.commit(Resume())
 
     @precondition(lambda self: self.state.readable)
     @rule(back=st.integers(0, 20))
@@ -249,7 +237,6 @@ def test_what_has_digests_is_encoded_for_good() -> None:
         pytest.param(JournalState(), Append(records=()), "absent", id="append before create"),
         pytest.param(JournalState(), Drop(), "absent", id="drop before create"),
         pytest.param(apply(JournalState(), CREATE, 1), CREATE, "active", id="create twice"),
-        pytest.param(apply(JournalState(), CREATE, 1), Resume(), "active", id="resume when active"),
         pytest.param(
             apply(JournalState(), CREATE, 1),
             Compact(begin=0, end=5, path="p", bytes=1),

@@ -22,15 +22,15 @@ from penstock.journal.state import Blob, Fragment
 from penstock.journal.sweeping import (
     GRACE_S,
     QUARANTINE_S,
-    Collected,
+    GarbageReport,
     Note,
     collect_garbage,
+    plan_quarantine,
     release,
-    sort_out,
     take_over,
 )
 from penstock.journal.upkeep import CompactionOptions, compact_all
-from penstock.testing.s3 import running_s3
+from support.s3 import running_s3
 
 ONE = "acme/orders/region=eu/pivot=00"
 STRAY = "acme/orders/region=eu/" + "0" * 32 + "-dead.parquet"
@@ -45,7 +45,7 @@ async def publish(here: World, numbers: Sequence[int]) -> None:
     await publisher.commit_now()
 
 
-async def collect(here: World, now_s: float = LATER_S, *, dry_run: bool = False) -> Collected:
+async def collect(here: World, now_s: float = LATER_S, *, dry_run: bool = False) -> GarbageReport:
     return await collect_garbage(here.journals, here.blobs, now_s=now_s, dry_run=dry_run)
 
 
@@ -83,7 +83,7 @@ def test_what_becomes_of_every_object(
         Note(path=str(n), modified_s=at, paths=tuple(sorted(paths)))
         for n, (at, paths) in enumerate(lists)
     ]
-    plan = sort_out(garbage, used, notes, before_s)
+    plan = plan_quarantine(garbage, used, notes, before_s)
     assert not set(plan.enter) & set(plan.due)
     assert set(plan.enter) | set(plan.due) <= garbage, "nothing else is ever touched"
     assert used.isdisjoint(plan.due)

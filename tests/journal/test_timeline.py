@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import Bug
 from penstock.journal.state import AckRecord, Blob, Fragment, Record
-from penstock.journal.timeline import BEGIN, MalformedPosition, Position, Timeline, Unit
+from penstock.journal.timeline import BEGIN, MalformedPosition, Timeline, TimelinePosition, Unit
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.runs import Run
 
@@ -114,7 +114,7 @@ def test_helpings_of_any_size_add_up_to_everything_that_is_committed(
 ) -> None:
     """Also when the reader restarts between them, and when it asks before everything is written."""
     everything = grown[-1].timeline()
-    want = taken(everything.between(BEGIN, everything.cut(BEGIN)))
+    want = taken(everything.units_between(BEGIN, everything.cut(BEGIN)))
     position = BEGIN
     got: list[tuple[str, int, int, int]] = []
     timeline = Timeline()
@@ -123,14 +123,14 @@ def test_helpings_of_any_size_add_up_to_everything_that_is_committed(
             timeline = Timeline()  # a restart
         history.feed(timeline)
         end = timeline.cut(position, rows_max=rows_max)
-        helping = timeline.between(position, end)
-        assert taken(history.timeline().between(position, end)) == taken(helping)
+        helping = timeline.units_between(position, end)
+        assert taken(history.timeline().units_between(position, end)) == taken(helping)
         got += taken(helping)
-        position = Position.of_json(end.to_json())
+        position = TimelinePosition.of_json(end.to_json())
         if data.draw(st.booleans()):
             timeline.forget(position)
     while (end := timeline.cut(position, rows_max=rows_max)) != position:
-        got += taken(timeline.between(position, end))
+        got += taken(timeline.units_between(position, end))
         position = end
     assert sorted(got) == sorted(want)
     assert len(set(got)) == len(got)
@@ -143,7 +143,7 @@ def test_what_was_committed_under_one_revision_comes_in_one_helping(
     timeline = grown[-1].timeline()
     position, last = BEGIN, 0
     while (end := timeline.cut(position, rows_max=rows_max)) != position:
-        units = timeline.between(position, end)
+        units = timeline.units_between(position, end)
         revisions = {unit.revision for unit in units}
         assert min(revisions) > last
         assert sum(unit.rows for unit in units) <= rows_max or len(revisions) == 1
@@ -156,7 +156,7 @@ def test_where_there_is_nothing_to_take_a_position_stays_as_it_is(grown: list[Hi
     timeline = grown[-1].timeline()
     end = timeline.cut(BEGIN)
     assert timeline.cut(end) == end
-    assert timeline.between(end, end) == []
+    assert timeline.units_between(end, end) == []
 
 
 def test_a_span_belongs_to_the_helping_of_its_ack_whole() -> None:
@@ -166,7 +166,7 @@ def test_a_span_belongs_to_the_helping_of_its_ack_whole() -> None:
     first = history.timeline().cut(BEGIN)
     history.write(PRODUCERS[0], ["a"], 3, ack=True)
     timeline = history.timeline()
-    [unit] = timeline.between(first, timeline.cut(first))
+    [unit] = timeline.units_between(first, timeline.cut(first))
     assert unit.rows == 5
 
 
@@ -176,7 +176,7 @@ def test_a_stream_may_begin_at_a_revision() -> None:
         history.write(PRODUCERS[0], ["a", "b"], 1, ack=True)
     timeline = history.timeline()
     start = timeline.cut(BEGIN, before=2)
-    assert {u.revision for u in timeline.between(start, timeline.cut(start))} == {2, 3}
+    assert {u.revision for u in timeline.units_between(start, timeline.cut(start))} == {2, 3}
     assert timeline.cut(BEGIN, before=1) == BEGIN
 
 
@@ -189,7 +189,7 @@ def test_a_journal_made_anew_goes_on_behind_the_one_that_was_dropped() -> None:
     history.write(PRODUCERS[0], ["a"], 1, ack=True)
     assert timeline.read_through("a", 2) == 0
     timeline.read("a", 2, history.records["a"][2:])
-    assert len(timeline.between(end, timeline.cut(end))) == 1
+    assert len(timeline.units_between(end, timeline.cut(end))) == 1
 
 
 def test_what_was_forgotten_cannot_be_asked_for() -> None:
@@ -212,4 +212,4 @@ def test_what_was_forgotten_cannot_be_asked_for() -> None:
 )
 def test_an_offset_of_another_source_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(MalformedPosition):
-        Position.of_json(value)
+        TimelinePosition.of_json(value)

@@ -10,8 +10,8 @@ from penstock.journal.state import AckRecord, Append, Fragment, Inline, Record
 from penstock.journal.transaction import (
     COMMITS_MAX,
     HINTED_COMMITS_MAX,
+    BatchLimits,
     Intents,
-    Limits,
     MalformedIntents,
     batches,
     close,
@@ -20,7 +20,7 @@ from penstock.journal.transaction import (
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
-from penstock.testing.strategies_journal import appends
+from support.strategies_journal import appends
 
 P1, P2 = (Producer(Producer.MULTICAST | n) for n in (1, 2))
 
@@ -99,14 +99,14 @@ def test_a_small_transaction_is_one_with_its_rows_and_hints() -> None:
 @pytest.mark.parametrize(
     ("commits", "limits", "acks", "hinted"),
     [
-        pytest.param(HINTED_COMMITS_MAX, Limits(), 1, True, id="few: hints cost little"),
-        pytest.param(HINTED_COMMITS_MAX + 1, Limits(), 1, False, id="one revision: no hints"),
-        pytest.param(1000, Limits(), 1, False, id="as many as one store transaction has"),
-        pytest.param(1001, Limits(), 2, True, id="several revisions: hints do the work"),
+        pytest.param(HINTED_COMMITS_MAX, BatchLimits(), 1, True, id="few: hints cost little"),
+        pytest.param(HINTED_COMMITS_MAX + 1, BatchLimits(), 1, False, id="one revision: no hints"),
+        pytest.param(1000, BatchLimits(), 1, False, id="as many as one store transaction has"),
+        pytest.param(1001, BatchLimits(), 2, True, id="several revisions: hints do the work"),
     ],
 )
 def test_hints_are_written_where_they_are_few_or_needed(
-    commits: int, limits: Limits, acks: int, hinted: bool
+    commits: int, limits: BatchLimits, acks: int, hinted: bool
 ) -> None:
     closing = close(intents(commits), {}, limits)
     assert len(closing.acks) >= acks
@@ -140,7 +140,7 @@ def test_rows_that_would_never_be_acknowledged_are_a_bug() -> None:
 def test_batches_hold_everything_in_order_within_the_limits(
     sizes: dict[str, list[int]], journals: int
 ) -> None:
-    limits = Limits(journals=journals, bytes=3000)
+    limits = BatchLimits(journals=journals, bytes=3000)
     parts = {name: [rows(size) for size in each] for name, each in sizes.items()}
     made = list(batches(parts, limits))
     assert all(limits.hold(batch) for batch in made)
@@ -153,7 +153,7 @@ def test_the_size_of_an_entry_is_not_underestimated(append: Append) -> None:
     from penstock.consensus import entries
     from penstock.journal.codec import JournalMachine
 
-    entry = entries.Entry(
+    entry = entries.LogEntry(
         format=1,
         writer=bytes(16),
         writer_seq=2**63 - 1,

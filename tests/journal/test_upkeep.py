@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.publishing import LATER_S, ORDERS, World, batch, collection, swept, world
+from journal.publishing import ORDERS, World, batch, collection, swept, world
 from penstock.journal.codec import decode_page
 from penstock.journal.publisher import Mapped
 from penstock.journal.sealing import plan_page
@@ -33,7 +33,6 @@ from penstock.journal.upkeep import (
     Rewrite,
     compact_all,
     compact_journal,
-    keep_tidy,
     plan_rewrites,
 )
 from penstock.model.clock import Clock, Flag, Producer
@@ -211,7 +210,7 @@ async def test_a_journal_of_tiny_appends_becomes_one_object(tmp_path: Path) -> N
         assert places(await here.journals.load(ONE)) == {"inline"}
         await compact(here, CompactionOptions())
         state = await here.journals.load(ONE)
-        assert state.inline_bytes == 0
+        assert "inline" not in places(state)
         assert [d["id"] for d in (await here.read())[ONE]] == list(range(10))
 
 
@@ -273,34 +272,6 @@ async def test_a_page_is_not_sealed_over_rows_that_have_moved_meanwhile(tmp_path
         assert page.path not in moved
         await swept(here)
         assert [d["id"] for d in (await here.read())[ONE]] == list(range(6))
-
-
-async def test_in_the_background_it_tidies_until_told_to_stop(tmp_path: Path) -> None:
-    async with world(tmp_path) as here:
-        for n in range(8):
-            await publish(here, [n], large=True)
-        stop = asyncio.Event()
-        rounds = 0
-
-        def now() -> float:
-            nonlocal rounds
-            rounds += 1
-            if rounds > 4:
-                stop.set()
-            return LATER_S + rounds
-
-        await keep_tidy(
-            here.journals,
-            here.blobs,
-            here.schemas,
-            stop=stop,
-            now=now,
-            every_s=0,
-            garbage_every_s=0,
-        )
-        objects = {found.path for found in here.blobs.list() if not found.path.startswith("=")}
-        assert objects == places(await here.journals.load(ONE))
-        assert len(objects) == 1
 
 
 async def test_compaction_of_one_collection_leaves_others(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from journal.publishing import World, batch, world
 from penstock.journal import verify as module
 from penstock.journal.journals import Journals
 from penstock.journal.state import Blob, Fragment, Record
-from penstock.journal.upkeep import CompactionOptions, collect_garbage, compact_all
+from penstock.journal.sweeping import collect_garbage
+from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.journal.verify import Verified, verify
 from penstock.model.clock import Clock
 

@@ -1,4 +1,4 @@
-"""Byte deltas add up to where a read is."""
+"""Byte deltas add up to the position of a read."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is accounted for already: three authorities, and the boundary of a pending checkpoint."""
+"""What is accounted for: three authorities, and the boundary of a pending checkpoint."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from penstock.model.completed import (
 )
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
-from penstock.testing.strategies_frontier import clocks, frontiers
+from support.strategies_frontier import clocks, frontiers
 
 P1, P2, P3, P5, P9 = (Producer(Producer.MULTICAST | n) for n in (1, 2, 3, 5, 9))
 NOTHING = Completed.of(EMPTY)
@@ -104,10 +104,10 @@ def test_everything_resumed_from_is_completed() -> None:
         gap_floors={0: Clock(7)},
     )
     completed = Completed.of(checkpoint)
-    assert completed.clock("A", 0, P1) == 500
-    assert completed.clock("A", 0, P2) == NEVER, "an open span is no commit"
-    assert completed.clock("A", 0, P3) == NEVER
-    assert completed.clock("B", 0, P1) == NEVER
+    assert ledger_clock(completed, "A", 0, P1) == 500
+    assert ledger_clock(completed, "A", 0, P2) == NEVER, "an open span is no commit"
+    assert ledger_clock(completed, "A", 0, P3) == NEVER
+    assert ledger_clock(completed, "B", 0, P1) == NEVER
     assert completed.newest == {0: 500}
     assert completed.gap_floors == {0: 7}
 
@@ -136,13 +136,29 @@ def completeds(draw: st.DrawFn) -> Completed:
     return completed
 
 
+def ledger_clock(completed: Completed, journal: str, binding: int, producer: Producer) -> Clock:
+    known = completed.ledger.find(journal, binding)
+    found = (
+        one.last_commit for one in (known.producers if known else ()) if one.producer == producer
+    )
+    return next(found, NEVER)
+
+
+def is_stale(completed: Completed, binding: int, clock: Clock) -> bool:
+    return completed.newest.get(binding, NEVER) - clock >= STALENESS_HORIZON
+
+
+def is_below_gap_floor(completed: Completed, binding: int, clock: Clock) -> bool:
+    return clock < completed.gap_floors.get(binding, NEVER)
+
+
 def covered(completed: Completed, journal: str, binding: int, one: ProducerFrontier) -> str:
     """Which authority accounts for a hint, asked one entry at a time."""
-    if one.hinted_commit <= completed.clock(journal, binding, one.producer):
+    if one.hinted_commit <= ledger_clock(completed, journal, binding, one.producer):
         return "ledger"
-    if completed.is_stale(binding, one.hinted_commit):
+    if is_stale(completed, binding, one.hinted_commit):
         return "horizon"
-    if completed.is_below_gap_floor(binding, one.hinted_commit):
+    if is_below_gap_floor(completed, binding, one.hinted_commit):
         return "gap floor"
     return ""
 
@@ -247,16 +263,16 @@ def each_unaccounted(
         }
         for one in read.producers:
             ceiling = max(
-                completed.clock(read.journal, read.binding, one.producer),
+                ledger_clock(completed, read.journal, read.binding, one.producer),
                 boundary.get(one.producer, NEVER),
             )
             commit = NEVER if one.last_commit <= OBSERVED_FLOOR else one.last_commit
             hint = one.hinted_commit
-            is_commit = commit > ceiling and not completed.is_stale(read.binding, commit)
+            is_commit = commit > ceiling and not is_stale(completed, read.binding, commit)
             is_hint = (
                 hint > ceiling
-                and not completed.is_stale(read.binding, hint)
-                and not completed.is_below_gap_floor(read.binding, hint)
+                and not is_stale(completed, read.binding, hint)
+                and not is_below_gap_floor(completed, read.binding, hint)
             )
             if is_commit or is_hint:
                 yield Unaccounted(

@@ -1,4 +1,4 @@
-"""Redaction takes away what the schema hides, and nothing else."""
+"""Redaction removes what the schema marks, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.infer import infer
-from penstock.model.redact import digest, hides, redact
-from penstock.testing import strategies_schema as strategies
+from penstock.model.redact import digest, has_redactions, redact
+from support import strategies_schema as strategies
 
 BLOCK: dict[str, Any] = {"redact": {"strategy": "block"}}
 HASH: dict[str, Any] = {"redact": {"strategy": "sha256"}}
@@ -41,7 +41,7 @@ def test_the_text_of_a_digest_is_documented(value: Any, hashed: bytes) -> None: 
             {"properties": {"a": {"items": {"properties": {"s": BLOCK}}}}},
             {"a": [{"s": 1, "t": 2}, 5]},
             {"a": [{"t": 2}, 5]},
-            id="inside of items",
+            id="inside items",
         ),
         pytest.param({"additionalProperties": BLOCK}, {"a": 1}, {}, id="unnamed members"),
         pytest.param(
@@ -65,5 +65,5 @@ def test_redact(schema: dict[str, Any], document: Any, want: Any) -> None:  # no
 @given(strategies.schemas(), st.dictionaries(strategies.names, strategies.json_values))
 def test_without_marks_nothing_changes(schema: dict[str, Any], document: dict[str, Any]) -> None:
     shape = infer(schema)
-    assert not hides(shape)
+    assert not has_redactions(shape)
     assert redact(document, shape, b"") is document

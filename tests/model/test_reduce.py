@@ -19,15 +19,15 @@ from penstock.model.reduce import (
     reduce_full,
 )
 from penstock.model.schema import CompiledSchema
-from penstock.testing.reductions import (
+from penstock.testing.sink_harness import reduce_partially
+from support.reductions import (
     EXAMPLES,
     REFUSALS,
     Example,
     Refusal,
     nearly_equal,
-    partial,
 )
-from penstock.testing.strategies_reduce import Grown, deciding, documents, starting_over
+from support.strategies_reduce import Grown, deciding, documents, starting_over
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -44,8 +44,8 @@ def test_the_state_after_each_document(example: Example) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_what_documents_combine_to(example: Example) -> None:
     want = example.combined if example.combined is not None else [example.states[-1]]
-    want = example.documents if example.apart else want
-    assert partial(CompiledSchema(example.schema), example.documents) == want
+    want = example.documents if example.uncombined else want
+    assert reduce_partially(CompiledSchema(example.schema), example.documents) == want
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -53,7 +53,7 @@ def test_combining_any_tail_first_changes_nothing(example: Example) -> None:
     schema = CompiledSchema(example.schema)
     for at in range(len(example.documents)):
         head, tail = example.documents[:at], example.documents[at:]
-        combined = [*head, *partial(schema, tail)]
+        combined = [*head, *reduce_partially(schema, tail)]
         assert reduce_full(combined, schema.active_rules) == example.states[-1]
 
 
@@ -95,7 +95,7 @@ def test_a_refusal_cuts_long_values() -> None:
         pytest.param("sum", 'reduce is "sum"', id="not an object"),
     ],
 )
-def test_an_annotation_nobody_can_have_meant_is_refused(annotation: Json, says: str) -> None:
+def test_a_meaningless_annotation_is_refused(annotation: Json, says: str) -> None:
     with pytest.raises(UserError, match="fix") as caught:
         Rule.parse(annotation)
     assert says in str(caught.value)
@@ -121,12 +121,12 @@ def test_documents_may_be_combined_in_any_runs_before_they_are_reduced(
     lookup = schema.active_rules
     cuts = sorted(data.draw(st.lists(st.integers(0, len(docs)), max_size=3)))
     runs = [docs[a:b] for a, b in zip([0, *cuts], [*cuts, len(docs)], strict=True)]
-    combined = [document for run in runs if run for document in partial(schema, run)]
+    combined = [document for run in runs if run for document in reduce_partially(schema, run)]
     want = reduce_full(docs, lookup)
     assert nearly_equal(reduce_full(combined, lookup), want)
     stored: State = ABSENT
     for run in runs:
-        stored = reduce_full(partial(schema, run) if run else [], lookup, stored=stored)
+        stored = reduce_full(reduce_partially(schema, run) if run else [], lookup, stored=stored)
     assert nearly_equal(stored, want)
 
 
@@ -136,7 +136,7 @@ def test_reducing_does_not_change_its_operands(history: tuple[Grown, list[Json]]
     before = repr(docs)
     lookup = rules_of(grown.schema)
     reduce_full(docs, lookup)
-    partial(CompiledSchema(grown.schema), docs)
+    reduce_partially(CompiledSchema(grown.schema), docs)
     assert repr(docs) == before
 
 

@@ -1,4 +1,4 @@
-"""Sequencing stretches of rows from their statistics equals sequencing their rows."""
+"""Sequencing a run from its statistics equals sequencing its rows."""
 
 from itertools import pairwise
 
@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.model.clock import CLOCK_MAX, Clock, Flag, Producer
-from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
+from penstock.model.runs import (
+    Run,
+    RunOutcome,
+    advance_run,
+    fatal_outcome,
+    seen_through,
+    sequence_run,
+)
 from penstock.model.sequence import Outcome, ProducerState, advance, sequence
-from penstock.testing.strategies_frontier import clocks
+from support.strategies_frontier import clocks
 
 O, C = Flag.OUTSIDE_TXN, Flag.CONTINUE_TXN  # noqa: E741
 P1 = Producer(Producer.MULTICAST | 1)
@@ -151,12 +158,12 @@ def rows_kept(
         case RunOutcome.WHOLE:
             return [offset for offset, _ in documents]
         case RunOutcome.ABOVE:
-            return [offset for offset, clock in documents if clock > seen(before)]
+            return [offset for offset, clock in documents if clock > seen_through(before)]
         case _:
             return [
                 offset
                 for i, (offset, clock) in enumerate(documents)
-                if clock > max([seen(before), *(c for _, c in documents[:i])])
+                if clock > max([seen_through(before), *(c for _, c in documents[:i])])
             ]
 
 
@@ -169,9 +176,9 @@ def test_there_is_no_state_after_a_run_that_was_not_sequenced(outcome: RunOutcom
 
 
 def test_the_begin_of_a_span_is_given_only_where_it_was_looked_up() -> None:
-    with pytest.raises(ValueError, match="looked up"):
+    with pytest.raises(ValueError, match="if and only if"):
         advance_run(state(7), RunOutcome.READ_ROWS, run(C, 7, 9))
-    with pytest.raises(ValueError, match="looked up"):
+    with pytest.raises(ValueError, match="if and only if"):
         advance_run(state(6), RunOutcome.WHOLE, run(C, 7, 9), span_begin=8)
 
 
@@ -181,7 +188,7 @@ def test_the_begin_of_a_span_is_given_only_where_it_was_looked_up() -> None:
         ({"kind": Flag.ACK_TXN}, "ACKs"),
         ({"rows": 0}, "do not fit"),
         ({"rows": 3}, "do not fit"),
-        ({"clock_max_offset": 7}, "outside of the run"),
+        ({"clock_max_offset": 7}, "outside the run"),
         ({"clock_min": Clock(10)}, "above clock_max"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Compiled schemas: which documents are valid, what is said of others, which rules are active."""
+"""Compiled schemas: which documents are valid, messages about others, and active rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.schema import CompiledSchema, compiled, read_documents
 from penstock.model.shape import Reduction, locate
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ from penstock.testing import strategies_schema as strategies
             {"minItems": 2}, [1], "the array of 1 item has fewer than 2 items", id="items"
         ),
         pytest.param(
-            {"uniqueItems": True}, [1, 1], "the array of 2 items has an item twice", id="unique"
+            {"uniqueItems": True}, [1, 1], "the array of 2 items has duplicate items", id="unique"
         ),
-        pytest.param(False, 1, "must not be there", id="false"),
-        pytest.param({"not": {}}, {}, "the object is what the schema excludes", id="not"),
+        pytest.param(False, 1, "must not be present", id="false"),
+        pytest.param({"not": {}}, {}, "the object is excluded by `not`", id="not"),
         pytest.param(
             {"anyOf": [{"type": "null"}, {"const": 1}]},
             2,
-            "2 fits none of 2 alternatives",
+            "2 matches none of 2 alternatives",
             id="anyOf",
         ),
         pytest.param(
-            {"oneOf": [{}, {}]}, 2, "2 fits more than one alternative of oneOf", id="oneOf"
+            {"oneOf": [{}, {}]}, 2, "2 matches more than one alternative of oneOf", id="oneOf"
         ),
         pytest.param(
             {"propertyNames": {"maxLength": 0}},
@@ -75,9 +75,9 @@ def test_missing_and_unknown_members_are_named_by_their_own_pointer() -> None:
         }
     )
     assert [str(v) for v in schema.violations({"o": {"x": 1, "y": 2}})] == [
-        "/o/a~1b: is required and missing",
-        "/o/x: is not a member that the schema allows",
-        "/o/y: is not a member that the schema allows",
+        "/o/a~1b: is required but missing",
+        "/o/x: is not allowed by the schema",
+        "/o/y: is not allowed by the schema",
     ]
     assert [str(v) for v in CompiledSchema({"type": "object"}).violations([])] == [
         "the document: the array of 0 items is not an object"

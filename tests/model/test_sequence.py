@@ -1,4 +1,4 @@
-"""What documents mean to their producer: the decision table, stories, and oracles."""
+"""Sequencing: the decision table, stories, and oracles."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,24 +12,22 @@ from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer, from_u
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
 from penstock.model.sequence import (
     Bounds,
-    Effects,
     Outcome,
     Position,
     ProducerState,
     SequenceError,
     advance,
     begin_replay,
-    effects_of,
-    refusal,
     resume,
     sequence,
+    sequence_error,
     sequence_replay,
 )
-from penstock.testing.strategies_frontier import Row, Written, journals_written, rows
+from support.strategies_frontier import Row, Written, journals_written, rows
 
 O, C, A = Flag.OUTSIDE_TXN, Flag.CONTINUE_TXN, Flag.ACK_TXN  # noqa: E741
 P1, P2 = (Producer(Producer.MULTICAST | n) for n in (1, 2))
-ANY_CLOCK = Bounds(not_before=NEVER)
+DELIVERED = {Outcome.OUTSIDE_COMMIT, Outcome.CONTINUE_BEGIN_SPAN, Outcome.CONTINUE_EXTEND_SPAN}
 
 
 def state(last_commit: int, max_continue: int = 0, offset: int = 0) -> ProducerState:
@@ -92,7 +90,7 @@ def test_decision_table(
 def test_a_refusal_names_everything() -> None:
     met = state(5, 20)
     at = Position(journal="acme/orders/pivot=00", binding=3, offset=42, producer=P1)
-    error = refusal(Outcome.ACK_PARTIAL_COMMIT, met, A, Clock(15), at)
+    error = sequence_error(Outcome.ACK_PARTIAL_COMMIT, met, A, Clock(15), at)
     assert isinstance(error, SequenceError)
     for fact in (
         "acme/orders/pivot=00",
@@ -109,7 +107,7 @@ def test_a_refusal_names_everything() -> None:
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.is_fatal])
 def test_every_fatal_outcome_has_a_refusal_with_a_fix(outcome: Outcome) -> None:
     at = Position(journal="acme/a", binding=0, offset=0, producer=P1)
-    error = refusal(outcome, replace(state(5), gapped=True), O, Clock(9), at)
+    error = sequence_error(outcome, replace(state(5), gapped=True), O, Clock(9), at)
     assert outcome.value in error.what
     assert error.fix
     assert "began before reading resumed" in str(error.why)
@@ -137,7 +135,7 @@ STORY = """
 
 def test_the_story_of_one_producer() -> None:
     now = ProducerState()
-    told = []
+    story = []
     appended: list[tuple[int, Clock]] = []
     voids: list[range] = []
     visible_after_12: list[Clock] = []
@@ -146,16 +144,15 @@ def test_the_story_of_one_producer() -> None:
         offset, clock = int(offset_text), Clock(int(clock_text))
         kind = {"O": O, "C": C, "A": A}[kind_text]
         outcome = sequence(now, kind, clock)
-        effects = effects_of(now, outcome, clock, offset, ANY_CLOCK)
-        now = advance(now, outcome, clock, offset)
-        notes = ["append"] * effects.append + ["close"] * effects.close
-        if effects.append:
+        closes = outcome.is_commit or outcome.is_rollback
+        notes = ["append"] * (outcome in DELIVERED) + ["close"] * closes
+        if outcome in DELIVERED:
             appended.append((offset, clock))
-        if effects.void is not None:
-            voids.append(effects.void)
-            notes.append(f"void={effects.void.start}..{effects.void.stop}")
-        assert effects.extract_hints == (effects.close and kind is A)
-        told.append(
+        if outcome.is_rollback:
+            voids.append(range(now.offset, offset))
+            notes.append(f"void={now.offset}..{offset}")
+        now = advance(now, outcome, clock, offset)
+        story.append(
             f"{offset} {kind_text} {clock} {outcome.name} "
             f"{now.last_commit} {now.max_continue} {now.offset} {' '.join(notes)}".strip()
         )
@@ -163,7 +160,7 @@ def test_the_story_of_one_producer() -> None:
             visible_after_12 = [
                 c for o, c in appended if c <= now.last_commit and not any(o in v for v in voids)
             ]
-    assert told == [" ".join(line.split()) for line in STORY.strip().splitlines()]
+    assert story == [" ".join(line.split()) for line in STORY.strip().splitlines()]
     assert visible_after_12 == [10, 20, 30, 60]
 
 
@@ -171,9 +168,7 @@ def test_the_story_of_one_producer() -> None:
 def test_bounds_withhold_documents_but_not_their_commits(clock: int, append: bool) -> None:
     bounds = Bounds(not_before=Clock(100), not_after=Clock(500))
     outcome = sequence(ProducerState(), O, Clock(clock))
-    assert effects_of(ProducerState(), outcome, Clock(clock), 0, bounds) == Effects(
-        append=append, close=True
-    )
+    assert bounds.admit(Clock(clock)) == append
     assert advance(ProducerState(), outcome, Clock(clock), 0).last_commit == clock
 
 
@@ -237,7 +232,6 @@ def test_documents_of_a_gapped_producer(kind: Flag, clock: int, want: Outcome) -
         assert advance(GAPPED, outcome, Clock(clock), 9) == GAPPED
     if outcome.is_rollback:
         assert advance(GAPPED, outcome, Clock(clock), 9) == state(clock, offset=-10)
-        assert effects_of(GAPPED, outcome, Clock(clock), 9, ANY_CLOCK).void == range(4, 9)
 
 
 def test_a_commit_inside_a_replayed_range_is_fatal() -> None:
@@ -291,12 +285,11 @@ class Reader:
     def apply(self, row: Row, offset: int, now: ProducerState, outcome: Outcome) -> ProducerState:
         if outcome.is_fatal:
             at = Position(journal="acme/a", binding=0, offset=offset, producer=row.producer)
-            raise refusal(outcome, now, row.kind, row.clock, at)
-        effects = effects_of(now, outcome, row.clock, offset, ANY_CLOCK)
-        if effects.append:
+            raise sequence_error(outcome, now, row.kind, row.clock, at)
+        if outcome in DELIVERED:
             self.appended.append((offset, row.producer, row.clock))
-        if effects.void is not None:
-            self.voids.append((row.producer, effects.void))
+        if outcome.is_rollback:
+            self.voids.append((row.producer, range(now.offset, offset)))
         self.states[row.producer] = advance(now, outcome, row.clock, offset)
         return self.states[row.producer]
 

@@ -21,7 +21,7 @@ from penstock.model.shape import (
     of_values,
     union,
 )
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 
 def valid(schema: dict[str, Any], value: object) -> bool:

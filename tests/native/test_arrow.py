@@ -15,7 +15,7 @@ from penstock.model.infer import infer
 from penstock.model.json_order import canonical_json
 from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 
 @given(strategies.cases())

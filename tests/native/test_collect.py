@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
-from tempfile import SpooledTemporaryFile
 
 import pytest
 from pyspark.errors import PySparkException
@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from penstock.errors import Unavailable
 from penstock.native import collect
-from penstock.native.collect import collected
+from penstock.native.collect import collect_batches
 
 pytestmark = pytest.mark.spark
 
@@ -24,35 +24,38 @@ def test_every_row_arrives_once(
     if not in_memory:
         monkeypatch.setattr(collect, "MEMORY_BYTES", 100)
     frame = spark.range(0, 25_000, 1, numPartitions=5).select("id", f.hex("id").alias("text"))
-    with collected(frame) as batches:
+    with collect_batches(frame) as batches:
         found = [(row["id"], row["text"]) for batch in batches for row in batch.to_pylist()]
     assert sorted(found) == [(n, f"{n:X}") for n in range(25_000)]
 
 
-class Rotten(SpooledTemporaryFile[bytes]):
+class Rotten(io.BytesIO):
     """A disk that gives back another bit than it was given."""
 
-    def seek(self, *to: int) -> int:
+    def seek(self, to: int, whence: int = 0) -> int:
         at = self.tell()
         if at > 1000:
             super().seek(at // 2)
             (byte,) = self.read(1)
             super().seek(at // 2)
             self.write(bytes([byte ^ 4]))
-        return super().seek(*to)
+        return super().seek(to, whence)
 
 
 def test_what_a_disk_has_changed_is_not_used(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "MEMORY_BYTES", 100)
-    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Rotten)
-    with pytest.raises(Unavailable, match="not what was written"), collected(spark.range(25_000)):
+    monkeypatch.setattr(tempfile, "TemporaryFile", Rotten)
+    with (
+        pytest.raises(Unavailable, match="not what was written"),
+        collect_batches(spark.range(25_000)),
+    ):
         pass
 
 
 def test_no_rows_are_no_batches_or_empty_ones(spark: SparkSession) -> None:
-    with collected(spark.range(10).where("id > 10")) as batches:
+    with collect_batches(spark.range(10).where("id > 10")) as batches:
         assert sum(batch.num_rows for batch in batches) == 0
 
 
@@ -60,14 +63,14 @@ def test_a_job_that_fails_raises_what_it_failed_with(spark: SparkSession) -> Non
     frame = spark.range(0, 100, 1, numPartitions=3).select(
         f.when(f.col("id") == 70, f.raise_error(f.lit("no seventy"))).otherwise(f.col("id"))
     )
-    with pytest.raises(PySparkException, match="no seventy"), collected(frame):
+    with pytest.raises(PySparkException, match="no seventy"), collect_batches(frame):
         pass
-    with collected(spark.range(3)) as batches:  # and the next one is not troubled by it
+    with collect_batches(spark.range(3)) as batches:  # and the next one is not troubled by it
         assert sum(batch.num_rows for batch in batches) == 3
 
 
 def test_who_stops_in_the_middle_leaves_nothing_behind(spark: SparkSession) -> None:
-    with collected(spark.range(50_000)) as batches:
+    with collect_batches(spark.range(50_000)) as batches:
         assert next(batches).num_rows
-    with collected(spark.range(3)) as batches:
+    with collect_batches(spark.range(3)) as batches:
         assert sum(batch.num_rows for batch in batches) == 3

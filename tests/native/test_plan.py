@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from penstock.model.schema import CompiledSchema
-from penstock.native.plan import Kind, ReductionPlan, compile_reduction
-from penstock.testing.reductions import CDC, LAST, MERGE, SUM, document
-from penstock.testing.strategies_reduce import Grown, documents, flat_leaves, starting_over
+from penstock.native.plan import PlanKind, ReductionPlan, compile_reduction
+from support.reductions import CDC, LAST, MERGE, SUM, document
+from support.strategies_reduce import Grown, documents, flat_leaves, starting_over
 
 
 def plan_of(schema: dict[str, Any]) -> ReductionPlan:
@@ -117,31 +117,35 @@ def test_each_location_has_the_cheapest_plan_that_is_exact(
     ("schema", "kind", "says"),
     [
         pytest.param(
-            document({}, LAST), Kind.LAST, "the last document is taken whole", id="no merge"
+            document({}, LAST), PlanKind.LAST, "the last document is taken whole", id="no merge"
         ),
-        pytest.param(document({"n": SUMMED}), Kind.FLAT, "one aggregate per location", id="merge"),
-        pytest.param(CDC, Kind.BARRIER, "what acts in a document depends on it", id="change data"),
+        pytest.param(
+            document({"n": SUMMED}), PlanKind.FLAT, "one aggregate per location", id="merge"
+        ),
+        pytest.param(
+            CDC, PlanKind.BARRIER, "what acts in a document depends on it", id="change data"
+        ),
         pytest.param(
             {**CDC, "if": {"properties": {"id": {"format": "email"}}}},
-            Kind.FOLD,
+            PlanKind.FOLD,
             "a condition on the document cannot be said in SQL",
             id="condition without SQL",
         ),
         pytest.param(
             document({"n": SUMMED}, {"strategy": "minimize", "key": ["/n"]}),
-            Kind.EXTREMUM,
+            PlanKind.EXTREMUM,
             "documents that are not extreme by key are dropped",
             id="root extremum",
         ),
         pytest.param(
             document({"n": SUMMED}, {"strategy": "merge", "associative": False}),
-            Kind.FLAT,
+            PlanKind.FLAT,
             "documents stay apart until the stored one is known: a reduction is not associative",
             id="not associative",
         ),
     ],
 )
-def test_documents_have_a_plan(schema: dict[str, Any], kind: Kind, says: str) -> None:
+def test_documents_have_a_plan(schema: dict[str, Any], kind: PlanKind, says: str) -> None:
     plan = plan_of(schema)
     assert plan.kind is kind
     assert says in plan.explain()
@@ -150,13 +154,13 @@ def test_documents_have_a_plan(schema: dict[str, Any], kind: Kind, says: str) ->
 @given(documents(flat_leaves()))
 def test_flat_schemas_never_need_python(grown: Grown) -> None:
     plan = plan_of(grown.schema)
-    assert plan.kind is Kind.FLAT
+    assert plan.kind is PlanKind.FLAT
     assert "PY fold" not in plan.explain()
 
 
 @given(starting_over())
 def test_documents_that_start_over_are_cut_by_a_barrier(grown: Grown) -> None:
-    assert plan_of(grown.schema).kind is Kind.BARRIER
+    assert plan_of(grown.schema).kind is PlanKind.BARRIER
 
 
 @given(documents())

@@ -17,7 +17,7 @@ from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_struct
 from penstock.native.predicate import predicate
 from penstock.native.regex import to_java
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 Case = tuple[dict[str, Any], list[dict[str, Any]]]
 

@@ -17,7 +17,7 @@ from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json, to_struct
 from penstock.native.redact import redact_rows, redaction
 from penstock.native.sql import name, text
-from penstock.testing import strategies_schema as strategies
+from support import strategies_schema as strategies
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,9 @@ from penstock.model.reduce import ReductionError, reduce_full
 from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.plan import ReductionPlan, compile_reduction
-from penstock.native.reduce import Reduction, flag_column, reduce_dataframe, reduction_errors
-from penstock.testing.reductions import (
+from penstock.native.reduce import FrameReduction, flag_column, reduce_dataframe, reduction_errors
+from penstock.testing.sink_harness import reduce_partially
+from support.reductions import (
     EXAMPLES,
     LAST,
     REFUSALS,
@@ -28,9 +29,8 @@ from penstock.testing.reductions import (
     Refusal,
     document,
     nearly_equal,
-    partial,
 )
-from penstock.testing.strategies_reduce import (
+from support.strategies_reduce import (
     Grown,
     deciding,
     documents,
@@ -138,13 +138,13 @@ def test_examples_reduce_on_spark_by_their_plan_and_by_the_fold(
 
 @pytest.mark.parametrize(
     "example",
-    [example for example in EXAMPLES if example.combined is not None or example.apart],
+    [example for example in EXAMPLES if example.combined is not None or example.uncombined],
     ids=lambda example: example.name,
 )
 def test_examples_combine_on_spark(spark: SparkSession, example: Example) -> None:
     plan = plans_of(example.schema)[0]
     combined = reduced(spark, plan, [example.documents], full=False)
-    want = example.documents if example.apart else example.combined
+    want = example.documents if example.uncombined else example.combined
     assert nearly_equal(combined, [list(want or [])]), plan.explain()
 
 
@@ -179,7 +179,9 @@ def check(
     order = Order(parts=bool(seed % 2))
     got = reduced(spark, plan, groups, full=full, order=order, seed=seed)
     for group, outcome in zip(groups, got, strict=True):
-        want = [reduce_full(group, schema.active_rules)] if full else partial(schema, group)
+        want = (
+            [reduce_full(group, schema.active_rules)] if full else reduce_partially(schema, group)
+        )
         assert nearly_equal(outcome, want), f"{plan.explain()}\n{group}\n{outcome}\n{want}"
 
 
@@ -238,7 +240,7 @@ def test_a_stored_state_is_no_document(
         rows = frame(spark, plan, [[{} if s is ABSENT else s, *rest] for s, rest in split])
         gone = [f"k{i:03}" for i, (state, _) in enumerate(split) if state is ABSENT]
         rows = rows.where((f.col("$seq") > 0) | ~f.col("id").isin(gone))
-        reduction = Reduction(
+        reduction = FrameReduction(
             plan, order=[f.col("$seq")], full=True, stored=f.col("$seq") == f.lit(0)
         )
         assert nearly_equal(outcomes(plan, reduction.apply(rows), full=True), want), plan.explain()

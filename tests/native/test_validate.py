@@ -111,8 +111,8 @@ def test_rows_are_parted_into_valid_ones_and_refusals(
     assert [row["a"] for row in valid.collect()] == ["ok"]
     assert sorted((row["origin"], row["pointer"], row["message"]) for row in refused.collect()) == [
         ("row of long", "/a", '"long" is longer than 2 characters'),
-        ("row of no", "/b", "is not a member that the schema allows"),
-        ("row of nothing", "/a", "is required and missing"),
+        ("row of no", "/b", "is not allowed by the schema"),
+        ("row of nothing", "/a", "is required but missing"),
     ]
 
 

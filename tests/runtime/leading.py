@@ -12,41 +12,42 @@ from penstock.model.clock import Clock, Producer, duration, from_unix
 from penstock.model.frontier import Frontier, JournalFrontier
 from penstock.model.hints import Commit
 from penstock.model.producer_frontier import ProducerFrontier
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
 from penstock.runtime.materialize.fsm import start, step
 from penstock.runtime.materialize.messages import (
     Acknowledge,
-    Acknowledged,
-    Action,
     BindingReport,
     CallTrigger,
-    Event,
+    CheckpointReady,
     Flush,
     Flushed,
-    FrontierReady,
     Gather,
     Gathered,
-    IntentsWritten,
-    Load,
-    Loaded,
     Reports,
-    Rotate,
-    Sleep,
     StartCommit,
-    StartedCommit,
-    StatsWritten,
-    Stop,
     Store,
     Stored,
     TriggerCalled,
+)
+from penstock.runtime.materialize.task import LeaderBinding, LeaderTask
+from penstock.runtime.patches import Patches
+from penstock.runtime.protocol import (
+    Acknowledged,
+    Action,
+    Event,
+    IntentsWritten,
+    Persisted,
+    PersistRecord,
+    Sleep,
+    StartedCommit,
+    StatsWritten,
+    Stop,
     WriteIntents,
     WriteStats,
 )
-from penstock.runtime.materialize.task import Binding, Task
-from penstock.runtime.patches import Patches
-from penstock.runtime.protocol import Persisted, PersistRecord
 from penstock.runtime.recovery import Persist, Recovered
 from penstock.runtime.stats import Counts
+from penstock.shuffle.delivery import Checkpoint
 
 BEGIN_S = 1_700_000_000
 WRITER = Producer(1 << 40 | 7)
@@ -60,20 +61,20 @@ def at(seconds: float) -> Clock:
     return Clock(from_unix(BEGIN_S) + round(duration(1) * seconds))
 
 
-def a_task(**change: Any) -> Task:  # noqa: ANN401 - fields of the task
+def a_task(**change: Any) -> LeaderTask:  # noqa: ANN401 - fields of the task
     defaults: dict[str, Any] = {
         "name": "acme/view",
         "build": "b1",
         "image": "penstock/materialize-fake",
         "bindings": (
-            Binding(collection="acme/orders", state_key="orders"),
-            Binding(collection="acme/orders", state_key="orders-again"),
-            Binding(collection="acme/stock", state_key="stock"),
+            LeaderBinding(collection="acme/orders", state_key="orders"),
+            LeaderBinding(collection="acme/orders", state_key="orders-again"),
+            LeaderBinding(collection="acme/stock", state_key="stock"),
         ),
         "shards": 2,
         "pattern": Pattern.APPLY,
     }
-    return Task(**{**defaults, **change})
+    return LeaderTask(**{**defaults, **change})
 
 
 def frontier(
@@ -100,8 +101,35 @@ def frontier(
     )
 
 
-def ready(commit: int, **more: Any) -> FrontierReady:  # noqa: ANN401 - as of `frontier`
-    return FrontierReady(frontier(commit, **more))
+@dataclass(frozen=True, kw_only=True)
+class FakeCheckpoint(Checkpoint):
+    """A checkpoint of documents that are not there: only how many they are, and their bytes."""
+
+    deliveries: tuple[Any, ...] = ()
+    docs: int = 0
+    size: int = 0
+
+    @property
+    def documents(self) -> int:
+        return self.docs
+
+    @property
+    def bytes(self) -> int:
+        return self.size
+
+
+def ready(
+    commit: int,
+    *,
+    docs: int = 0,
+    size: int = 0,
+    **more: Any,  # noqa: ANN401 - as of `frontier`
+) -> CheckpointReady:
+    return checkpoint(frontier(commit, **more), docs=docs, size=size)
+
+
+def checkpoint(read: Frontier, *, docs: int = 0, size: int = 0) -> CheckpointReady:
+    return CheckpointReady(FakeCheckpoint(frontier=read, docs=docs, size=size))
 
 
 def intents(clock: int) -> Intents:
@@ -112,6 +140,7 @@ def intents(clock: int) -> Intents:
 def report(
     binding: int = 0,
     *,
+    shard: int = 0,
     sourced: int = 0,
     loaded: int = 0,
     stored: int = 0,
@@ -121,6 +150,7 @@ def report(
     """Counts of documents, each of ten bytes."""
     return BindingReport(
         binding=binding,
+        shard=shard,
         sourced=Counts(sourced, sourced * 10),
         loaded=Counts(loaded, loaded * 10),
         stored=Counts(stored, stored * 10),
@@ -137,52 +167,41 @@ def name(action: Action) -> str:
     return type(action).__name__
 
 
-def answers(
-    action: Action,
-    shards: int,
-    *,
-    reports: Reports = (),
-    patches: Mapping[str, Patches] | None = None,
-) -> list[Event]:
-    """What a bench without opinions says to an action: all shards, in order.
-
-    Shard zero has the reports, with its `Flushed`; and the patches, by the name of the action.
-    """
+def answer(
+    action: Action, *, reports: Reports = (), patches: Mapping[str, Patches] | None = None
+) -> Event | None:
+    """What a bench without opinions says to an action; `patches` are by the action's name."""
     own = (patches or {}).get(name(action), ())
-    each = range(shards)
     match action:
-        case Load():
-            return [Loaded(shard=shard) for shard in each]
         case Gather():
-            return [Gathered()]
+            return Gathered()
         case Flush():
-            return [
-                Flushed(shard=n, reports=() if n else reports, patches=() if n else own)
-                for n in each
-            ]
+            return Flushed(reports=reports, patches=own)
         case Store():
-            return [Stored(shard=shard) for shard in each]
+            return Stored()
         case StartCommit():
-            return [StartedCommit(shard=n, patches=() if n else own) for n in each]
+            return StartedCommit(own)
         case Acknowledge():
-            return [Acknowledged(shard=n, patches=() if n else own) for n in each]
+            return Acknowledged(own)
         case PersistRecord(seq_no=seq_no):
-            return [Persisted(seq_no)]
+            return Persisted(seq_no)
         case WriteStats():
-            return [StatsWritten(Intents())]
+            return StatsWritten(Intents())
         case WriteIntents():
-            return [IntentsWritten()]
+            return IntentsWritten()
         case CallTrigger():
-            return [TriggerCalled()]
-        case Rotate() | Sleep() | Stop():
-            return []
+            return TriggerCalled()
+        case Sleep() | Stop():
+            return None
+        case _:
+            raise AssertionError(action)
 
 
 @dataclass
 class Bench:
     """A leader, the time, and everything that it wanted so far."""
 
-    task: Task = field(default_factory=a_task)
+    task: LeaderTask = field(default_factory=a_task)
     recovered: Recovered = FRESH
     now_s: float = 0.0
     reports: Reports = ()
@@ -206,8 +225,9 @@ class Bench:
     def answer(self) -> list[str]:
         """Answer the oldest action that was not answered yet."""
         action = self.unanswered.popleft()
-        said = answers(action, self.task.shards, reports=self.reports, patches=self.patches)
-        return self.tell(*said)
+        said = answer(action, reports=self.reports, patches=self.patches)
+        assert said is not None
+        return self.tell(said)
 
     def settle(self, *, until: str = "") -> list[str]:
         """Answer until there is nothing to answer, or the next one to answer is `until`."""
@@ -216,11 +236,11 @@ class Bench:
             names += self.answer()
         return names
 
-    def transaction(self, *frontiers: FrontierReady, reports: Reports = ()) -> list[str]:
-        """Tell of frontiers, and answer everything."""
+    def transaction(self, *checkpoints: CheckpointReady, reports: Reports = ()) -> list[str]:
+        """Tell of checkpoints, and answer everything."""
         self.reports = reports
         names: list[str] = []
-        for each in frontiers:
+        for each in checkpoints:
             names += self.tell(each)
             names += self.settle()
         return names
@@ -245,7 +265,7 @@ class Bench:
 
     def _take(self, actions: Sequence[Action]) -> None:
         self.actions += actions
-        self.unanswered += [action for action in actions if answers(action, self.task.shards)]
+        self.unanswered += [action for action in actions if answer(action) is not None]
 
 
 def without(names: Iterable[str], *left_out: str) -> list[str]:

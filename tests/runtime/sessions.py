@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.batch import TaskRun, make_world, materializations
+from penstock.batch import TaskRun, make_world, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
 from penstock.connectors.builtin import materialization
@@ -30,10 +30,11 @@ from penstock.model.clock import Clock, Producer, from_unix
 from penstock.model.columns import Column
 from penstock.model.spec import CollectionSpec, Endpoint
 from penstock.native.arrow import to_arrow
-from penstock.runtime.connector import Materialization
-from penstock.runtime.materialize.build import Built, build
-from penstock.runtime.materialize.leader import Control, World
+from penstock.runtime.connector.materialize import Materialization
+from penstock.runtime.control import Control
+from penstock.runtime.kinds import build_task
 from penstock.runtime.ops import LOGS, STATS
+from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, supervise
 from penstock.settings import Settings
 
@@ -199,7 +200,7 @@ class Place:
             runs = await asyncio.gather(
                 *(
                     lead(
-                        lambda spec=spec: build(  # type: ignore[misc]
+                        lambda spec=spec: build_task(  # type: ignore[misc]
                             catalog,
                             spec,
                             self.connects.get(spec.name, materialization),
@@ -210,16 +211,18 @@ class Place:
                         name=spec.name,
                         failures_max=failures_max,
                     )
-                    for spec in materializations(catalog, names)
+                    for spec in tasks_to_run(catalog, names)
                 )
             )
         return {run.task: run for run in runs}
 
-    async def built(self, store: Consensus, name: str, *, shards: int | None = None) -> Built:
+    async def built(
+        self, store: Consensus, name: str, *, shards: int | None = None
+    ) -> RunnableTask:
         catalog = await desired.load(store)
-        (spec,) = materializations(catalog, [name])
+        (spec,) = tasks_to_run(catalog, [name])
         connect = self.connects.get(name, materialization)
-        return await asyncio.to_thread(build, catalog, spec, connect, shards=shards)
+        return await asyncio.to_thread(build_task, catalog, spec, connect, shards=shards)
 
     # What can be seen of it
 
@@ -260,7 +263,7 @@ class Place:
 
 
 async def lead(
-    make: Callable[[], Built],
+    make: Callable[[], RunnableTask],
     world: World,
     control: Control,
     *,

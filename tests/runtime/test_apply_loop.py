@@ -13,9 +13,9 @@ from penstock.runtime.apply_loop import (
     begin,
     step,
 )
-from penstock.runtime.connector import Applied
+from penstock.runtime.connector.common import Applied
 from penstock.runtime.patches import Patches
-from penstock.runtime.protocol import Kind, OutOfTurn, Persisted, PersistRecord
+from penstock.runtime.protocol import OutOfTurn, Persisted, PersistRecord, RecordKind
 from penstock.runtime.recovery import Persist
 
 OLD, NEW = b'{"v":1}', b'{"v":2}'
@@ -40,7 +40,7 @@ def run(
 
 
 def record(seq_no: int, persist: Persist) -> PersistRecord:
-    return PersistRecord(seq_no=seq_no, kind=Kind.APPLY, record=persist)
+    return PersistRecord(seq_no=seq_no, kind=RecordKind.APPLY, record=persist)
 
 
 def test_nothing_is_persisted_if_the_spec_is_the_same_t7() -> None:

@@ -23,10 +23,10 @@ from psycopg.rows import dict_row
 
 from penstock import failpoints
 from penstock.errors import UserError
-from penstock.runtime.connector import ConnectorError
-from penstock.runtime.materialize import work
-from penstock.runtime.materialize.refusals import RefusedDocument
+from penstock.runtime.connector.common import ConnectorError
+from penstock.runtime.materialize import transaction_jobs
 from penstock.runtime.recovery import EndpointMismatch
+from penstock.runtime.refusals import RefusedDocument
 from penstock.testing.postgres import PostgresServer
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, reduced, task
 
@@ -314,8 +314,8 @@ def test_a_server_that_dies_in_the_middle_of_a_transaction_comes_back_to_all_of_
     assert place.run()["acme/bad"].error is None
 
     # Staged in tables of the server, which a crash empties, rather than carried along.
-    monkeypatch.setattr(work, "SMALL_BYTES", 0)
-    monkeypatch.setattr("penstock.connectors.postgres_rows.CARRIED_BYTES_MAX", 0)
+    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr("penstock.connectors.postgres.rows.CARRIED_BYTES_MAX", 0)
     deaths: list[str] = []
 
     def die(name: str) -> None:

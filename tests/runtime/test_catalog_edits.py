@@ -19,12 +19,11 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from penstock.connectors import postgres as _postgres  # noqa: F401 - declares its crash points
-from penstock.connectors import sqlite as _sqlite  # noqa: F401 - likewise
+from penstock.connectors.postgres import sink as _postgres  # noqa: F401 - declares its crash points
+from penstock.connectors.sqlite import sink as _sqlite  # noqa: F401 - likewise
 from penstock.failpoints import FAILPOINTS
 from penstock.model.spec import Endpoint
-from penstock.runtime.connector import Materialization
-from penstock.testing.endpoints import Files, Table
+from penstock.runtime.connector.materialize import Materialization
 from runtime.crash_world import (
     CRASHED,
     Deployment,
@@ -35,6 +34,7 @@ from runtime.crash_world import (
     shown,
     sqlite_rows,
 )
+from support.endpoints import Files, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.model.json_order import ABSENT
-from penstock.testing.reductions import EXAMPLES
+from support.reductions import EXAMPLES
 
 pytestmark = pytest.mark.spark
 

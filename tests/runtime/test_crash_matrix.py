@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.connectors import sqlite as _sqlite  # noqa: F401 - declares its crash points
+from penstock.connectors.sqlite import sink as _sqlite  # noqa: F401 - declares its crash points
 from penstock.failpoints import FAILPOINTS
 from penstock.runtime.materialize import leader as _leader  # noqa: F401 - likewise
 from runtime.crash_world import (
@@ -47,6 +47,8 @@ POINTS = sorted(
 NEVER_REACHED = {
     "leader.after-supersede": "no backfill was raised",
     "leader.after-gather": "nothing is gathered ahead where the tail is quick",
+    "leader.after-store": "everything is staged before it is hinted",
+    "publisher.adopted": "Spark tasks publish nothing here",
     "leader.after-trigger-hint-record": "only direct stores learn of triggers so late",
     "leader.after-ack-record": "this endpoint acknowledges without patches",
     "leader.after-apply-record": "the spec was applied before",

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from penstock.connectors import postgres as _postgres  # noqa: F401 - declares its crash points
+from penstock.connectors.postgres import sink as _postgres  # noqa: F401 - declares its crash points
 from penstock.failpoints import FAILPOINTS
 from penstock.runtime.materialize import leader as _leader  # noqa: F401 - likewise
 from penstock.testing.postgres import PostgresServer
@@ -43,6 +43,7 @@ BOTH = ("acme/accounts", "acme/tags")
 
 ELSEWHERE = {
     "leader.after-gather",
+    "leader.after-store",
     "leader.after-trigger-hint-record",
     "leader.after-trigger",
     "leader.after-trigger-done-record",
@@ -52,8 +53,8 @@ ELSEWHERE = {
     "leader.after-supersede",
     "postgres.after-stage",
 }
-"""Not passed by the leader here: no webhooks, no patches, nothing to apply, no backfill, tasks that
-stage."""
+"""Not passed by the leader here: no webhooks, no direct stores, no patches, nothing to apply, no
+backfill, tasks that stage."""
 
 POINTS = sorted(
     name

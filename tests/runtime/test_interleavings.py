@@ -1,8 +1,8 @@
-"""Shards that answer in any order, frontiers, requests and timers at any time: laws that hold."""
+"""Answers in any order, checkpoints, requests and timers at any time: laws that hold."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,34 +10,36 @@ from hypothesis import strategies as st
 from penstock.model.clock import NEVER, Clock, duration
 from penstock.model.frontier import EMPTY, Frontier
 from penstock.runtime.close_policy import Band, ClosePolicy
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
 from penstock.runtime.materialize.fsm import start, step
 from penstock.runtime.materialize.messages import (
     Acknowledge,
+    CheckpointReady,
+    Flush,
+    Flushed,
+    Store,
+    Stored,
+)
+from penstock.runtime.materialize.task import LeaderTask
+from penstock.runtime.materialize.transaction import Transaction
+from penstock.runtime.protocol import (
     Acknowledged,
     Action,
     CloseRequested,
     Event,
-    Flush,
-    Flushed,
-    FrontierReady,
-    Load,
-    Loaded,
-    Rotate,
+    Persisted,
+    PersistRecord,
+    RecordKind,
     Sleep,
     StartedCommit,
     Stop,
     StopRequested,
-    Store,
-    Stored,
     Woken,
     WriteIntents,
     WriteStats,
 )
-from penstock.runtime.materialize.task import Task
-from penstock.runtime.protocol import Kind, Persisted, PersistRecord
 from penstock.runtime.recovery import Persist, Recovered
-from runtime.leading import a_task, answers, at, frontier, report
+from runtime.leading import a_task, answer, at, checkpoint, frontier, report
 
 policies = st.builds(
     lambda least, most, docs: ClosePolicy(
@@ -85,36 +87,39 @@ class Shuffle:
 class World:
     """One session, what its outside still owes it, and what it was seen doing."""
 
-    task: Task
+    task: LeaderTask
     data: st.DataObject
     shuffle: Shuffle = field(default_factory=Shuffle)
     now_s: float = 0.0
     timer: Clock | None = None
     owed: list[Event] = field(default_factory=list)
-    loaded: Frontier = field(default_factory=lambda: EMPTY)
-    """What the open transaction was told to load."""
+    waiting: list[Frontier] = field(default_factory=list)
+    """Checkpoints that the leader was given, and no transaction was flushed with yet."""
+    flushed: Frontier | None = None
+    """What the transaction under way must consist of."""
     hinted: Frontier | None = None
-    writing: Kind | None = None
+    writing: RecordKind | None = None
     """The record that is under way."""
     is_hinted: bool = False
     is_acknowledged: bool = False
     closes: list[Clock] = field(default_factory=list)
     commits: int = 0
-    rotations: int = 0
     stopped: bool = False
 
     def __post_init__(self) -> None:
         self.leader, actions = start(self.task, Recovered(), at(0))
-        assert isinstance(actions[0], Acknowledge), "O-1: first of all"
+        assert isinstance(actions[0], Acknowledge), "first of all"
         self._take(actions)
 
     def tell(self, event: Event) -> None:
         match event:
             case Persisted():
-                self.is_hinted |= self.writing is Kind.HINT
+                self.is_hinted |= self.writing is RecordKind.HINT
                 self.writing = None
             case Acknowledged():
-                self.is_acknowledged = not self._owed(Acknowledged)
+                self.is_acknowledged = True
+            case CheckpointReady(read):
+                self.waiting.append(read.frontier)
             case _:
                 pass
         self.leader, actions = step(self.leader, event, at(self.now_s))
@@ -131,13 +136,12 @@ class World:
     def _answers(self, action: Action) -> list[Event]:
         stores, patches = self.data.draw(st.tuples(st.booleans(), st.booleans()), label="answers")
         said = ({"p": 1},) if patches else ()
-        events = answers(
+        event = answer(
             action,
-            self.task.shards,
             reports=(report(sourced=2, stored=1, max_key=b"k"),) if stores else (),
             patches={"Flush": said, "Acknowledge": said, "StartCommit": said},
         )
-        return [replace(e, read_docs=1) if isinstance(e, Loaded) else e for e in events]
+        return [] if event is None else [event]
 
     def _owed(self, kind: type[Event]) -> int:
         return sum(isinstance(event, kind) for event in self.owed)
@@ -145,57 +149,66 @@ class World:
     def _check(self, action: Action) -> None:
         match action:
             case PersistRecord(kind=kind, record=record):
-                assert self.writing is None, "I-5: one record at a time"
+                assert self.writing is None, "one record at a time"
                 self.writing = kind
-                if kind is Kind.HINT:
-                    assert not self._owed(Flushed), "I-2: every shard has flushed"
+                if kind is RecordKind.HINT:
+                    assert not self._owed(Flushed), "the jobs are done"
                     self.hinted = record.hinted_frontier
-                if kind is Kind.COMMIT:
-                    assert not self._owed(StartedCommit), "I-2: every shard has started"
+                if kind is RecordKind.COMMIT:
+                    assert not self._owed(StartedCommit), "what precedes the commit is done"
                     self._check_commit(record)
-            case Load(frontier=read):
-                assert not self._owed(Loaded), "I-2: every shard has taken the last one in"
-                self.loaded = self.loaded.reduce(read)
-                if not read.unresolved_hints:
-                    self.loaded = self.loaded.clear_discharged_hints()
-            case Flush(close=close):
-                assert self.is_acknowledged, "O-2: the last transaction was acknowledged"
-                assert close > max(self.closes, default=NEVER)
-                self.closes.append(close)
+            case Flush(txn):
+                assert self.is_acknowledged, "the last transaction was acknowledged"
+                assert txn.closed > max(self.closes, default=NEVER)
+                self.closes.append(txn.closed)
                 self.is_hinted = False
+                self.flushed = self._taken(txn)
             case Store():
                 elides = self.task.elide_hints and self.task.pattern is Pattern.APPLY
-                assert self.is_hinted or elides, "O-5: hinted before stored"
+                assert self.is_hinted or elides, "hinted before stored"
             case WriteStats():
-                assert not self._owed(Stored), "I-2: every shard has stored"
-            case Rotate():
-                assert self.writing is None, "I-3: the commit is durable"
-                self.rotations += 1
+                assert not self._owed(Stored), "what is stored directly is stored"
+            case Acknowledge():
+                assert self.writing is None, "the commit is durable"
                 self.is_acknowledged = False
             case WriteIntents():
-                assert self.is_acknowledged, "G-3: what it published follows what it stored"
+                assert self.is_acknowledged, "what it published follows what it stored"
             case Sleep(wake_after):
                 assert wake_after > 0
                 self.timer = wake_after
             case Stop():
                 self.stopped = True
-                assert not self.owed, "S-3: nothing is under way"
+                assert not self.owed, "nothing is under way"
             case _:
                 pass
 
     def _check_commit(self, record: Persist) -> None:
-        assert record.committed_frontier == self.loaded, "what is committed is what was loaded"
-        assert self.loaded.unresolved_hints == 0
-        assert self.hinted in (None, self.loaded), "hint and commit are of the same extents"
+        assert self.flushed is not None
+        assert record.committed_frontier == self.flushed, "what is committed is what was given"
+        assert self.flushed.unresolved_hints == 0
+        assert self.hinted in (None, self.flushed), "hint and commit are of the same extents"
         assert record.committed_close == self.closes[-1]
         self.commits += 1
-        self.loaded, self.hinted = EMPTY, None
+        self.flushed, self.hinted = None, None
+
+    def _taken(self, txn: Transaction) -> Frontier:
+        """The checkpoints that a transaction took, which are the next ones, in order."""
+        taken = [each.frontier for each in txn.checkpoints]
+        assert taken
+        assert taken == self.waiting[: len(taken)], "each checkpoint is taken once, in order"
+        del self.waiting[: len(taken)]
+        whole = EMPTY
+        for read in taken:
+            whole = whole.reduce(read)
+            if not read.unresolved_hints:
+                whole = whole.clear_discharged_hints()
+        return whole
 
     def moves(self) -> list[str]:
         """What the outside can do that the leader waits for."""
         can = {
             "answer": bool(self.owed),
-            "frontier": self.leader.wants_frontier,
+            "frontier": self.leader.wants_more,
             "time": self.timer is not None,
         }
         return [move for move, possible in can.items() if possible]
@@ -206,7 +219,7 @@ class World:
                 at_ = self.data.draw(st.integers(0, len(self.owed) - 1), label="who answers")
                 self.tell(self.owed.pop(at_))
             case "frontier":
-                self.tell(FrontierReady(self.shuffle.next(self.data)))
+                self.tell(checkpoint(self.shuffle.next(self.data), docs=self.task.shards))
             case "time":
                 assert self.timer is not None
                 self.now_s += self.timer / duration(1) + 1e-6
@@ -219,7 +232,7 @@ class World:
 
 @given(tasks, st.data())
 def test_the_laws_hold_in_any_order_and_a_session_always_ends(
-    task: Task, data: st.DataObject
+    task: LeaderTask, data: st.DataObject
 ) -> None:
     world = World(task, data)
     for _ in range(data.draw(st.integers(0, 60), label="moves")):
@@ -236,4 +249,4 @@ def test_the_laws_hold_in_any_order_and_a_session_always_ends(
         moves = [move for move in world.moves() if move != "frontier"] or ["frontier"]
         world.move(data.draw(st.sampled_from(moves)))
     assert world.stopped
-    assert world.commits - world.rotations in (0, 1)
+    assert world.commits == world.leader.transactions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
 from penstock.runtime.join import (
-    Consensus,
+    AllJoined,
     Disagreement,
     InvalidJoin,
     Join,
@@ -19,16 +19,16 @@ from penstock.runtime.join import (
     Parked,
     Pending,
     ReadTopologyAt,
-    Shard,
+    TopologyMember,
     after_joined,
     await_assignment,
     register,
 )
 
 
-def topology(count: int, *, name: str = "s") -> tuple[Shard, ...]:
+def topology(count: int, *, name: str = "s") -> tuple[TopologyMember, ...]:
     return tuple(
-        Shard(
+        TopologyMember(
             id=f"{name}{index}",
             host=f"host-{index}",
             create_revision=3,
@@ -114,7 +114,7 @@ def test_a_bad_join_is_refused_and_nothing_is_parked(bad: Join, what: str) -> No
 
 def test_a_single_shard_agrees_with_itself_at_once() -> None:
     only = join(0, 1)
-    assert arrive(only) == (None, [Consensus(joins=(only,))])
+    assert arrive(only) == (None, [AllJoined(joins=(only,))])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -127,7 +127,7 @@ def test_three_shards_agree_in_any_order_and_are_handed_over_by_index(
     assert outcomes == [
         Pending(filled=1, target=3),
         Pending(filled=2, target=3),
-        Consensus(joins=(joins[0], joins[1], joins[2])),
+        AllJoined(joins=(joins[0], joins[1], joins[2])),
     ]
 
 
@@ -171,7 +171,7 @@ def test_a_shard_that_dropped_and_came_back_makes_everybody_retry_once() -> None
     assert isinstance(outcomes[-1], Disagreement)
     assert len(outcomes[-1].joins) == 3
     assert parked is None
-    assert isinstance(arrive(*map(join, range(3)))[1][-1], Consensus)
+    assert isinstance(arrive(*map(join, range(3)))[1][-1], AllJoined)
 
 
 def test_a_shard_waits_until_all_are_assigned() -> None:
@@ -203,6 +203,6 @@ def test_every_join_is_answered_exactly_once_or_still_parked(
     waiting = list(parked.joins) if parked else []
     assert sorted(each.revision for each in released + waiting) == [j.revision for j in joins]
     for outcome in outcomes:
-        if isinstance(outcome, Consensus):
+        if isinstance(outcome, AllJoined):
             assert [each.shard_index for each in outcome.joins] == list(range(len(outcome.joins)))
             assert len({each.shards for each in outcome.joins}) == 1

@@ -17,7 +17,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.catalog import desired
-from penstock.connectors.sqlite import Sqlite
+from penstock.connectors.sqlite.sink import Sqlite
 from penstock.consensus.statelog import load as load_log
 from penstock.journal.blobs import open_blobs
 from penstock.journal.journals import Journals
@@ -27,27 +27,27 @@ from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
 from penstock.native.arrow import to_arrow
-from penstock.runtime import jobs
-from penstock.runtime.connector import (
-    Attempt,
-    ConnectorError,
+from penstock.runtime.connector.common import ConnectorError, SparkAttempt
+from penstock.runtime.connector.materialize import (
     Loader,
     Materialization,
-    Session,
+    SinkSession,
+    SinkTask,
     Staged,
     Stager,
-    Task,
     Workers,
 )
-from penstock.runtime.materialize import work
+from penstock.runtime.control import Control
+from penstock.runtime.job_runner import HANDOFF
+from penstock.runtime.materialize import jobs, transaction_jobs
 from penstock.runtime.materialize.fields import Mode
-from penstock.runtime.materialize.leader import Control, World
 from penstock.runtime.pruning import Pruning
 from penstock.runtime.recovery import Layout, RecoveryMachine, recovery_key
 from penstock.runtime.requests import CLOSE_NOW, request
-from penstock.testing import endpoints
+from penstock.runtime.session import World
 from runtime.crash_world import receiving
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, now, reduced, task
+from support import endpoints
 
 if TYPE_CHECKING:
     import pyarrow
@@ -333,9 +333,10 @@ def test_a_transaction_is_closed_on_request_and_sessions_end_after_their_number(
 
     async def run() -> None:
         async with place.store() as store:
-            built = (await place.built(store, "acme/views")).session(transactions_max=1)
+            built = await place.built(store, "acme/views")
+            control = Control(transactions_max=1)
             leading = asyncio.create_task(
-                lead(lambda: built, place.world(store), Control(), name="acme/views")
+                lead(lambda: built, place.world(store), control, name="acme/views")
             )
             while not leading.done():  # it is heard by a transaction that is open
                 await request(store, "acme/views", CLOSE_NOW)
@@ -379,15 +380,15 @@ def restless(flag: Path) -> Callable[[Endpoint, str], Materialization]:
     class TwiceWorkers:
         real: Workers
 
-        def stager(self, attempt: Attempt) -> Stager:
+        def stager(self, attempt: SparkAttempt) -> Stager:
             copy = replace(attempt, attempt=attempt.attempt + 1000)
             return TwiceStager([self.real.stager(attempt), self.real.stager(copy)])
 
-        def loader(self, attempt: Attempt) -> Loader:
+        def loader(self, attempt: SparkAttempt) -> Loader:
             return self.real.loader(attempt)
 
     class Restless(Sqlite):
-        def open(self, task: Task, *, epoch: int, state: Json) -> Any:  # noqa: ANN401
+        def open(self, task: SinkTask, *, epoch: int, state: Json) -> Any:  # noqa: ANN401
             session = super().open(task, epoch=epoch, state=state)
             session.workers = TwiceWorkers(session.workers)  # type: ignore[assignment]
             return session
@@ -398,8 +399,8 @@ def restless(flag: Path) -> Callable[[Endpoint, str], Materialization]:
 def test_only_what_the_winning_attempts_staged_is_stored(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "SMALL_BYTES", 0)
-    monkeypatch.setattr(work, "HERE_DOCUMENTS", 0)
+    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(transaction_jobs, "HERE_DOCUMENTS", 0)
     place.apply(COLLECTIONS, {"acme/views": task("sqlite", {"path": place.database()}, [SOURCE])})
     place.connects["acme/views"] = restless(place.directory / "flag")
     place.append({"acme/accounts": accounts(0, 30)})
@@ -422,8 +423,8 @@ def test_rows_that_do_not_come_to_the_leader_are_staged_by_tasks(
     place: Place, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     """Two bindings in one job, one of them twice: Spark refuses answers that are too large."""
-    monkeypatch.setattr(work, "SMALL_BYTES", 0)
-    collected, asked = jobs.collected, []
+    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    collected, asked = jobs.collect_batches, []
 
     def collect(frame: DataFrame) -> Any:  # noqa: ANN401
         asked.append(frame)
@@ -431,7 +432,7 @@ def test_rows_that_do_not_come_to_the_leader_are_staged_by_tasks(
             raise PySparkException("Total size of serialized results is bigger than allowed")
         return collected(frame)
 
-    monkeypatch.setattr(jobs, "collected", collect)
+    monkeypatch.setattr(jobs, "collect_batches", collect)
     again = {"source": "acme/accounts", "resource": {"table": "again"}}
     views = task("sqlite", {"path": place.database()}, [SOURCE, again])
     place.apply(COLLECTIONS, {"acme/views": views})
@@ -446,7 +447,7 @@ def test_a_task_keeps_what_it_said_of_its_troubles(place: Place) -> None:
     opened: list[int] = []
 
     class Shy(Sqlite):
-        def open(self, task: Task, *, epoch: int, state: Json) -> Any:  # noqa: ANN401
+        def open(self, task: SinkTask, *, epoch: int, state: Json) -> Any:  # noqa: ANN401
             opened.append(epoch)
             if len(opened) == 1:
                 raise ConnectorError("the endpoint is shy today", transient=True)
@@ -475,8 +476,8 @@ class Gate:
 
 def gated(gate: Gate, kind: type[endpoints.Files]) -> Callable[[Endpoint, str], Materialization]:
     class Slow(kind):  # type: ignore[misc, valid-type]
-        def open(self, task: Task, *, epoch: int, state: Json) -> Session:
-            session: Session = super().open(task, epoch=epoch, state=state)
+        def open(self, task: SinkTask, *, epoch: int, state: Json) -> SinkSession:
+            session: SinkSession = super().open(task, epoch=epoch, state=state)
             acknowledge = session.acknowledge
 
             def slowly(patches: Sequence[Json]) -> Sequence[Json]:
@@ -502,7 +503,7 @@ def as_documents(docs: Sequence[Document]) -> dict[int, Document]:
 def test_the_next_transaction_is_gathered_while_the_last_one_is_applied(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "SMALL_BYTES", 0)
+    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
     views = place.directory / "views"
     gate = Gate(threading.Event(), threading.Event())
     gate.open.set()
@@ -513,11 +514,9 @@ def test_the_next_transaction_is_gathered_while_the_last_one_is_applied(
 
     async def run() -> None:
         async with place.store() as store:
-            built = (await place.built(store, "acme/views", shards=2)).session(
-                transactions_max=2, drain=True
-            )
+            built = await place.built(store, "acme/views", shards=2)
             committed = asyncio.Event()
-            control = Control()
+            control = Control(transactions_max=2, drain=True)
 
             def told(run: Any) -> None:  # noqa: ANN401
                 jobs.append(run.jobs)
@@ -544,14 +543,19 @@ def test_the_next_transaction_is_gathered_while_the_last_one_is_applied(
     asyncio.run(run())
     assert jobs[1:] == [2], "it took two: to gather, and to load and stage"
     assert stored_in(views, "accounts") == as_documents(accounts(0, 60))
-    left = (place.settings.data / "between").rglob("*")
+    left = handoff_dir(place).rglob("*")
     assert not [path for path in left if path.is_file()], "nothing is left between jobs"
 
 
 def gathered(place: Place) -> bool:
     """Whether what a job gathered is complete; it is removed when its transaction commits."""
     # Not `rglob`: it would stumble over what Spark moves while it looks.
-    return any((place.settings.data / "between").glob("*/*/*-gathered-*/_SUCCESS"))
+    return any(handoff_dir(place).glob("*/*/*-gathered-*/_SUCCESS"))
+
+
+def handoff_dir(place: Place) -> Path:
+    """Where jobs leave something to each other: in the blob store."""
+    return place.directory / "data" / "blobs" / HANDOFF
 
 
 async def supervised(

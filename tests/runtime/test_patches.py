@@ -11,7 +11,6 @@ from penstock.runtime.patches import (
     apply_patches,
     decode,
     encode,
-    in_shard_order,
     updated,
 )
 
@@ -77,10 +76,6 @@ def test_a_stream_with_bad_framing_is_refused(data: bytes, why: str) -> None:
 )
 def test_patches_apply_in_order(state: Json, patches: Patches, want: Json) -> None:
     assert apply_patches(state, patches) == want
-
-
-def test_patches_of_shards_are_in_the_order_of_shards_not_of_arrival() -> None:
-    assert in_shard_order({1: (B,), 0: (A, None), 2: ()}) == (A, None, B)
 
 
 scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab\n\u2028", max_size=2)

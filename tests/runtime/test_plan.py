@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import UserError
-from penstock.runtime.connector import Pattern
-from penstock.runtime.materialize.task import JOBS_MAX, ApplyMode, Binding, Plan, Task
+from penstock.runtime.connector.materialize import Pattern
+from penstock.runtime.materialize.task import JOBS_MAX, ApplyMode, LeaderBinding, LeaderTask, Plan
 
 LEADER, SPARK = ApplyMode.LEADER, ApplyMode.SPARK
 REFUSED = None
@@ -29,10 +29,10 @@ TABLE: dict[tuple[Pattern, bool, ApplyMode], tuple[Plan, Plan] | None] = {
 }
 
 
-def task(pattern: Pattern, barrier: bool, mode: ApplyMode) -> Task:
-    return Task(
+def task(pattern: Pattern, barrier: bool, mode: ApplyMode) -> LeaderTask:
+    return LeaderTask(
         name="acme/view",
-        bindings=(Binding(collection="acme/orders", state_key="orders"),),
+        bindings=(LeaderBinding(collection="acme/orders", state_key="orders"),),
         pattern=pattern,
         flush_barrier=barrier,
         apply_mode=mode,
@@ -70,4 +70,4 @@ def test_only_a_barrier_stores_after_its_hint() -> None:
 
 def test_a_task_has_shards() -> None:
     with pytest.raises(ValueError, match="a shard at least"):
-        Task(name="t", bindings=(), shards=0, pattern=Pattern.APPLY)
+        LeaderTask(name="t", bindings=(), shards=0, pattern=Pattern.APPLY)

@@ -25,7 +25,7 @@ from penstock.runtime.recovery import (
     prune,
     reconcile,
 )
-from penstock.testing.strategies_frontier import frontiers
+from support.strategies_frontier import frontiers
 
 MACHINE = RecoveryMachine()
 LAYOUT = Layout({0: "orders.v0", 1: "items.v0"})

@@ -12,8 +12,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import types as t
 
-from penstock.runtime.jobs import save, saved
 from penstock.runtime.prepared import Queries
+from penstock.runtime.spark_tasks import read_handoff, write_handoff
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +33,8 @@ def flip(file: Path) -> None:
 
 def test_what_was_saved_between_jobs(spark: SparkSession, tmp_path: Path) -> None:
     documents = {0: spark.range(5_000).selectExpr("id * id AS id")}
-    save(documents, str(tmp_path / "saved"))
-    kept = saved(spark, documents, str(tmp_path / "saved"))[0]
+    write_handoff(documents, str(tmp_path / "saved"))
+    kept = read_handoff(spark, documents, str(tmp_path / "saved"))[0]
     right = kept.selectExpr("sum(id)").first()
     flip(next((tmp_path / "saved").glob("*.parquet")))
     with pytest.raises((PySparkException, Py4JJavaError)):

@@ -7,13 +7,8 @@ import msgspec
 import pytest
 
 from penstock.model.clock import Clock, duration, from_unix
-from penstock.runtime.stats import (
-    BindingStats,
-    Counts,
-    ShardName,
-    materialization_stats,
-    rfc3339,
-)
+from penstock.runtime.materialize.stats import BindingStats, by_collection
+from penstock.runtime.stats import Counts, ShardName, rfc3339, transaction_stats
 
 OPEN = from_unix(1_700_000_000, 123_456_700)
 SHARD = ShardName(kind="materialization", name="acme/orders-view", build="0123")
@@ -21,11 +16,12 @@ EARLY, LATE = from_unix(1_600_000_010), from_unix(1_600_000_020)
 
 
 def document(*bindings: BindingStats) -> dict[str, Any]:
-    return materialization_stats(
+    return transaction_stats(
         SHARD,
         open_clock=OPEN,
         close_clock=Clock(OPEN + duration(2, 500_000_000)),
-        bindings=bindings,
+        section="materialize",
+        content=by_collection(bindings),
     )
 
 

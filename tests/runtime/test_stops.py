@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.batch import TaskRun
-from penstock.connectors.sqlite import Sqlite
+from penstock.connectors.sqlite.sink import Sqlite
 from penstock.model.json_order import Json
-from penstock.runtime import jobs
-from penstock.runtime.connector import Applied, ConnectorError, Task
+from penstock.runtime.connector.common import Applied, ConnectorError
+from penstock.runtime.connector.materialize import SinkTask
 from penstock.runtime.control import Control
-from penstock.runtime.materialize.leader import World
+from penstock.runtime.materialize import jobs
+from penstock.runtime.session import World
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, reduced, task
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def test_a_stop_outlives_the_session_that_it_was_given_to(
     tries: list[float] = []
 
     class Failing(Sqlite):
-        def apply(self, task: Task, last: Task | None, state: Json, *, epoch: int) -> Applied:
+        def apply(
+            self, task: SinkTask, last: SinkTask | None, state: Json, *, epoch: int
+        ) -> Applied:
             tries.append(time.monotonic())
             if when == "in the session":
                 loop.call_soon_threadsafe(control.stop)

@@ -28,7 +28,7 @@ from penstock.model.spec import Trigger
 from penstock.runtime.redaction import Redaction
 from penstock.runtime.secrets import resolve
 from penstock.runtime.templates import Template
-from penstock.runtime.triggers import TriggerFailed, Triggers
+from penstock.runtime.triggers import TriggerFailed, Webhooks
 
 VARIABLES = {
     "materialization_name": "acme/views",
@@ -82,7 +82,7 @@ def test_a_template_that_cannot_be_used_says_so_before_it_is_needed(
     template: str, why: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        Triggers("acme/views", [Trigger(url="http://127.0.0.1/", payload_template=template)])
+        Webhooks("acme/views", [Trigger(url="http://127.0.0.1/", payload_template=template)])
     assert why in str(refused.value)
     assert "acme/views, webhook 0" in str(refused.value)
 
@@ -137,7 +137,7 @@ def receiver() -> Iterator[Receiver]:
     server.server_close()
 
 
-def hooks(receiver: Receiver, *, attempts: int = 3, **more: object) -> Triggers:
+def hooks(receiver: Receiver, *, attempts: int = 3, **more: object) -> Webhooks:
     spec = Trigger(
         url=receiver.url,
         payload_template='{"run": {{json run_id}}}',
@@ -145,10 +145,10 @@ def hooks(receiver: Receiver, *, attempts: int = 3, **more: object) -> Triggers:
         headers=(("X-Token", "${env:TOKEN}"),),
         **more,  # type: ignore[arg-type]
     )
-    return Triggers("acme/views", [spec])
+    return Webhooks("acme/views", [spec])
 
 
-async def called(triggers: Triggers) -> list[float]:
+async def called(triggers: Webhooks) -> list[float]:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -217,7 +217,7 @@ async def test_one_webhook_that_fails_does_not_keep_another_from_being_called(
     nobody = Trigger(url="http://127.0.0.1:1/", payload_template="x", attempts_max=1)
     somebody = Trigger(url=receiver.url, payload_template="y")
     with pytest.raises(TriggerFailed, match="1 of 2 webhooks"):
-        await called(Triggers("acme/views", [nobody, somebody]))
+        await called(Webhooks("acme/views", [nobody, somebody]))
     assert [body for _, _, body in receiver.asked] == [b"y"]
 
 
@@ -298,7 +298,7 @@ def _whole(request: bytes) -> bool:
 
 async def refusal(hook: Trigger, environ: Mapping[str, str] | None = None) -> str:
     with pytest.raises(TriggerFailed) as failed:
-        await Triggers("acme/views", [hook]).call(VARIABLES, environ=environ or {})
+        await Webhooks("acme/views", [hook]).call(VARIABLES, environ=environ or {})
     return str(failed.value)
 
 
@@ -388,7 +388,7 @@ async def test_an_endpoint_that_repeats_what_it_was_sent_does_not_reveal_a_secre
         )
         environ = {"TOKEN": token, "PASSWORD": quote(SECRET, safe="")}
         with pytest.raises(TriggerFailed) as failed:
-            await Triggers("acme/views", [hook]).call(VARIABLES, sleep=no_sleep, environ=environ)
+            await Webhooks("acme/views", [hook]).call(VARIABLES, sleep=no_sleep, environ=environ)
     for said in (str(failed.value), caplog.text):
         assert "answered 503: you said" in said
         for secret in (token, SECRET, form(token), form(SECRET), "0123456789", "pa55"):

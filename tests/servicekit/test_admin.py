@@ -61,7 +61,7 @@ async def connected(port: int, said: bytes) -> AsyncIterator[asyncio.StreamReade
             await writer.wait_closed()
 
 
-async def test_connections_that_only_wait_do_not_shut_out_who_asks() -> None:
+async def test_idle_connections_do_not_shut_out_a_request() -> None:
     async with (
         serving(application(Registry("p_"), lambda: Readiness(True)), 0) as port,
         contextlib.AsyncExitStack() as stack,

@@ -63,7 +63,7 @@ def test_also_if_the_directory_is_far_above(file: Path) -> None:
         check_directories(moved)
 
 
-def test_links_are_followed_and_what_they_lead_to_is_looked_at(tmp_path: Path, file: Path) -> None:
+def test_links_are_followed_and_their_targets_checked(tmp_path: Path, file: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(Path("etc") / "tokens")
     assert read_guarded(link) == b"secret"
@@ -79,7 +79,7 @@ def test_links_are_followed_and_what_they_lead_to_is_looked_at(tmp_path: Path, f
     refused(through / "tokens")
 
 
-def test_a_link_in_a_directory_of_everybody_is_refused(tmp_path: Path, file: Path) -> None:
+def test_a_link_in_a_world_writable_directory_is_refused(tmp_path: Path, file: Path) -> None:
     """Its target is sound, and tomorrow it leads to another."""
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple, Protocol
 
 from journal.publishing import World, batch, collection
 from penstock.journal.follower import current_revision
-from penstock.journal.fragments import FragmentLayout, read_visible, write_fragment
+from penstock.journal.fragments import FragmentLayout, read_visible
 from penstock.journal.planning import Planner
-from penstock.journal.publisher import Mapped, Options, Publisher
-from penstock.journal.rows import stamped, to_lines
+from penstock.journal.publisher import Mapped, Publisher, PublisherOptions
+from penstock.journal.rows import stamp_rows, to_lines
 from penstock.journal.selector import PartitionFilter
 from penstock.journal.state import AckRecord
-from penstock.journal.transaction import Limits, Parts, close
+from penstock.journal.transaction import BatchLimits, Parts, close
 from penstock.model.clock import Clock, Flag, Producer, from_unix
-from penstock.model.durable import prepare_resume
 from penstock.model.frontier import EMPTY, Frontier
-from penstock.model.routing import split_shards
+from penstock.model.resume import prepare_resume
 from penstock.model.spec import CollectionSpec, Selector
 from penstock.shuffle.binding import Binding, with_cohorts
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.session import Session
+from support.fragments import write_fragment
 
 ORDERS = collection("acme/orders")
 PAYMENTS = collection("acme/payments", partitioned=False)
@@ -36,7 +36,7 @@ START = from_unix(1_700_000_000)
 NOW = from_unix(1_800_000_000)
 """Later than everything that is written here."""
 
-SPLIT = Options(limits=Limits(journals=1))
+SPLIT = PublisherOptions(limits=BatchLimits(journals=1))
 """Every ACK in a store transaction of its own: hints are all that keeps them together."""
 
 
@@ -53,7 +53,6 @@ class Follows(Protocol):
     """What a session offers, here and elsewhere."""
 
     async def next_checkpoint(self) -> Checkpoint: ...
-    def consumed(self, checkpoint: Checkpoint) -> None: ...
     async def caught_up(self, revision: int) -> None: ...
 
 
@@ -76,7 +75,7 @@ def planner(world: World) -> Planner:
     return Planner(journals=world.journals, blobs=world.blobs, schemas=world.schemas)
 
 
-def publisher(world: World, options: Options = Options()) -> Publisher:  # noqa: B008 - frozen
+def publisher(world: World, options: PublisherOptions = PublisherOptions()) -> Publisher:  # noqa: B008 - frozen
     return world.publisher(Mapped(spec=ORDERS), Mapped(spec=PAYMENTS), options=options)
 
 
@@ -92,7 +91,12 @@ async def publish(
         await to.publish(1, batch(documents, PAYMENTS))
 
 
-async def write(world: World, *ids: int, text: str = "", options: Options = Options()) -> None:  # noqa: B008
+async def write(
+    world: World,
+    *ids: int,
+    text: str = "",
+    options: PublisherOptions = PublisherOptions(),  # noqa: B008
+) -> None:
     """A transaction by a producer of its own, in orders and in payments."""
     to = publisher(world, options)
     await publish(to, ids, text)
@@ -121,7 +125,7 @@ async def append_rows(
     layout = FragmentLayout.of(PAYMENTS)
     await world.schemas.put(PAYMENTS.write_schema)
     rows = [
-        stamped(
+        stamp_rows(
             documents.slice(at, 1),
             layout.root,
             producer=producer,
@@ -144,13 +148,10 @@ async def append_ack(world: World, journal: str, producer: Producer, clock: int)
 async def session(
     world: World,
     bindings: Iterable[Binding] = BOTH,
-    *,
-    shards: int = 2,
     **options: Any,  # noqa: ANN401 - those of `Session.open`
 ) -> AsyncIterator[Session]:
     options.setdefault("now", lambda: NOW)
-    routing = split_shards(shards)
-    opened = await Session.open(planner(world), tuple(bindings), routing=routing, **options)
+    opened = await Session.open(planner(world), tuple(bindings), **options)
     try:
         yield opened
     finally:
@@ -209,7 +210,6 @@ class Coordinator:
             assert checkpoint.frontier, "a checkpoint is never empty"
             frontier = frontier.reduce(checkpoint.frontier)
             taken.append(checkpoint)
-            session.consumed(checkpoint)
             if not checkpoint.is_peek:
                 break
             self.peeks += 1

@@ -28,10 +28,8 @@ from penstock.journal.state import (
     JournalState,
     Page,
     Record,
-    Resume,
     Retain,
     Seal,
-    Suspend,
     apply,
 )
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer
@@ -45,7 +43,7 @@ from penstock.shuffle.binding import Binding, with_cohorts
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.history import Need, NeedPages, NeedRows
 from penstock.shuffle.rounds import Round, WaitUntil
-from penstock.shuffle.state import Options, SessionState
+from penstock.shuffle.state import RoundLimits, SessionState
 
 A, B, C = "a/pivot=00", "a/pivot=80", "c/pivot=00"
 """Two journals of collection a, and one of collection c."""
@@ -205,12 +203,6 @@ class Script:
     def drop(self, name: str) -> None:
         self.commit({name: Drop()})
 
-    def suspend(self, name: str) -> None:
-        self.commit({name: Suspend()})
-
-    def resume(self, name: str) -> None:
-        self.commit({name: Resume()})
-
     def compact(self, name: str, begin: int, end: int, size: int) -> None:
         self.commit({name: Compact(begin=begin, end=end, path="compacted", bytes=size)})
 
@@ -340,9 +332,8 @@ class Coordinator:
     script: Script
     bindings: Sequence[Binding]
     resume: Frontier = field(default_factory=lambda: EMPTY)
-    options: Options = field(default_factory=Options)
+    limits: RoundLimits = field(default_factory=RoundLimits)
     now: Clock = CLOCK_MAX
-    shards: int = 2
     state: SessionState = field(init=False)
     frontier: Frontier = field(init=False)
     seen: list[Seen] = field(default_factory=list)
@@ -351,9 +342,7 @@ class Coordinator:
     requested: bool = False
 
     def __post_init__(self) -> None:
-        self.state = SessionState(
-            self.bindings, shards=self.shards, resume=self.resume, options=self.options
-        )
+        self.state = SessionState(self.bindings, resume=self.resume, limits=self.limits)
         self.frontier = self.resume
 
     def learn(self, *collections: str) -> None:
@@ -366,9 +355,9 @@ class Coordinator:
             }
             self.state.learn(name, self.script.revision, changed)
 
-    def plan(self) -> Round | WaitUntil | None:
-        """The next round, after looking up whatever it takes."""
-        while isinstance(step := self.state.plan(self.now), NeedPages | NeedRows):
+    def advance(self) -> Round | WaitUntil | None:
+        """Read the next round, after looking up whatever it takes."""
+        while isinstance(step := self.state.advance(self.now), NeedPages | NeedRows):
             self.needs.append(step)
             self.script.supply(self.state, step)
         return step
@@ -379,13 +368,12 @@ class Coordinator:
             self.state.request()
             self.requested = True
         count = 0
-        while isinstance(step := self.plan(), Round):
+        while isinstance(step := self.advance(), Round):
             self.rounds.append(step)
-            self.state.commit(step)
             count += 1
         return count
 
-    def next(self, *, consume: bool = True) -> Checkpoint | None:
+    def next(self) -> Checkpoint | None:
         """The next checkpoint; None if there is none for now."""
         self.read()
         checkpoint = self.state.answer()
@@ -396,8 +384,6 @@ class Coordinator:
         if not checkpoint.is_peek:
             self.frontier = self.frontier.clear_discharged_hints()
         self.seen += [seen for each in checkpoint.deliveries for seen in self.script.seen(each)]
-        if consume:
-            self.state.consumed(checkpoint)
         return checkpoint
 
     def drain(self) -> list[Checkpoint]:

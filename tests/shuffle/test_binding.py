@@ -19,7 +19,7 @@ from penstock.journal.selector import MisnamedJournal, PartitionFilter
 from penstock.model.clock import CLOCK_MAX, NEVER, UNIX_EPOCH, Clock, Producer, duration, from_unix
 from penstock.model.columns import columns
 from penstock.model.frontier import Frontier, JournalFrontier
-from penstock.model.hints import Ack, Commit, Hint, hint_frontier
+from penstock.model.hints import Ack, Commit, Hint
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.model.schema import compiled
 from penstock.model.sequence import Bounds
@@ -32,7 +32,7 @@ from penstock.model.spec import (
     Scalar,
     Selector,
 )
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 from penstock.shuffle.binding import (
     BINDINGS_MAX,
     PRIORITY_MAX,
@@ -51,6 +51,7 @@ from penstock.shuffle.binding import (
     task_bindings,
     with_cohorts,
 )
+from support.strategies_frontier import hint_frontier
 
 P1 = Producer(Producer.MULTICAST | 1)
 SECOND = duration(1)

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.errors import Bug
 from penstock.model.clock import Clock, Producer, duration
-from penstock.model.durable import prepare_resume
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.producer_frontier import ProducerFrontier
+from penstock.model.resume import prepare_resume
 from penstock.shuffle.binding import Lane
 from penstock.shuffle.checkpoint import (
     HINT_TIMEOUT_TICKS,
@@ -32,12 +32,9 @@ JOURNAL = re.compile(r"(?P<name>\w+)(/(?P<binding>\d+))?: (?P<entries>.*?)( byte
 ENTRY = re.compile(r"P(\d+)\{(\w+),(\w+),([+-]?\d+)\}")
 
 
-def frontier(
-    text: str, *, lsn: tuple[int, ...] = (), floors: Mapping[int, str] | None = None
-) -> Frontier:
+def frontier(text: str, *, floors: Mapping[int, str] | None = None) -> Frontier:
     return Frontier.of(
         (journal(part) for part in text.split("; ") if part),
-        flushed_lsn=lsn,
         gap_floors={binding: clock(floor) for binding, floor in (floors or {}).items()},
     )
 
@@ -86,7 +83,7 @@ class After:
 
 
 def without_floors(one: Frontier) -> Frontier:
-    return Frontier(table=one.table, flushed_lsn=one.flushed_lsn)
+    return Frontier(table=one.table)
 
 
 HELD = After(
@@ -429,12 +426,10 @@ def test_commits_are_removed_from_the_lane_that_waits_for_them() -> None:
 
 def test_a_partial_advance_takes_no_more_than_was_hinted() -> None:
     pipeline = CheckpointPipeline(EMPTY, recovery=False)
-    pipeline.on_progressed(frontier("A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{0,100,0}", lsn=(1, 1)))
-    pipeline.on_progressed(frontier("C: P1{120,0,-4}", lsn=(2, 2)))
-    assert pipeline.unresolved == frontier(
-        "A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{100,100,0}", lsn=(2, 2)
-    )
-    assert pipeline.progressed == frontier("C: P1{120,0,-4}", lsn=(2, 2))
+    pipeline.on_progressed(frontier("A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{0,100,0}"))
+    pipeline.on_progressed(frontier("C: P1{120,0,-4}"))
+    assert pipeline.unresolved == frontier("A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{100,100,0}")
+    assert pipeline.progressed == frontier("C: P1{120,0,-4}")
 
 
 def test_a_busy_producer_cannot_hold_back_a_checkpoint() -> None:
@@ -500,17 +495,14 @@ def test_a_pending_checkpoint_is_shown_as_it_comes_closer_and_taken_once() -> No
     checkpoints.on_progressed(0, frontier(delta))
     assert ask(checkpoints) == frontier("A: P1{100,0,-5}; B: P1{0,100,0}; C: P1{0,100,0}")
     assert ask(checkpoints) is None, "nothing new to show"
-    checkpoints.on_progressed(0, frontier("", lsn=(7,)))
+    checkpoints.on_progressed(0, frontier(""))
     assert ask(checkpoints) is None, "a delta without journals is nothing to show"
     checkpoints.on_progressed(0, frontier("B: P1{100,0,-4} bytes 40"))
-    assert ask(checkpoints) == frontier(
-        "A: P1{100,0,-5}; B: P1{100,100,-4}; C: P1{0,100,0}", lsn=(7,)
-    )
+    assert ask(checkpoints) == frontier("A: P1{100,0,-5}; B: P1{100,100,-4}; C: P1{0,100,0}")
     assert ask(checkpoints) is None
     checkpoints.on_progressed(0, frontier("C: P1{130,0,-3} bytes 30"))
     assert ask(checkpoints) == frontier(
-        "A: P1{100,0,-5} bytes 50; B: P1{100,100,-4} bytes 40; C: P1{130,100,-3} bytes 30",
-        lsn=(7,),
+        "A: P1{100,0,-5} bytes 50; B: P1{100,100,-4} bytes 40; C: P1{130,100,-3} bytes 30"
     )
     assert ask(checkpoints) is None
 
@@ -536,17 +528,6 @@ def test_what_is_ready_is_taken_before_anyone_is_bound_to_what_is_not() -> None:
     checkpoints.on_progressed(0, frontier(HELD.delta))
     assert ask(checkpoints) == frontier("C: P2{90,0,-3}")
     assert ask(checkpoints) == frontier(HELD.unresolved)
-
-
-def test_logs_are_read_forward() -> None:
-    checkpoints = Checkpoints(TWO_LANES, EMPTY)
-    checkpoints.on_progressed(1, frontier("L/1: P1{10,0,-2}", lsn=(1, 5)))
-    checkpoints.on_progressed(0, frontier("H: P1{10,0,-2}", lsn=(2, 4)))
-    assert ask(checkpoints) == frontier("H: P1{10,0,-2}; L/1: P1{10,0,-2}", lsn=(2, 5))
-    checkpoints.on_progressed(0, frontier("H: P1{20,0,-3}; I: P1{0,20,0}", lsn=(3, 3)))
-    assert ask(checkpoints) == frontier("H: P1{20,0,-3}; I: P1{0,20,0}", lsn=(3, 5))
-    checkpoints.on_progressed(0, frontier("I: P1{20,0,-3}"))
-    assert ask(checkpoints) == frontier("H: P1{20,0,-3}; I: P1{20,20,-3}", lsn=(3, 5))
 
 
 def test_hints_that_were_all_stale_leave_nothing_to_answer() -> None:
@@ -600,7 +581,7 @@ def test_the_lane_of_highest_priority_is_shown_and_the_others_are_not() -> None:
 def test_everything_that_is_waited_for_is_known_across_lanes() -> None:
     checkpoints = Checkpoints(TWO_LANES, EMPTY)
     assert checkpoints.unresolved() == EMPTY
-    checkpoints.on_progressed(0, frontier("H: P1{10,0,-2} bytes 9; I: P1{0,10,0}", lsn=(4,)))
+    checkpoints.on_progressed(0, frontier("H: P1{10,0,-2} bytes 9; I: P1{0,10,0}"))
     checkpoints.on_progressed(1, frontier("L/1: P1{10,0,-2}; M/1: P1{5,10,-7}"))
     assert checkpoints.unresolved() == frontier("I: P1{0,10,0}; M/1: P1{5,10,-7}")
 
@@ -710,7 +691,10 @@ def test_a_stall_is_warned_of_and_then_ends_the_session() -> None:
     assert first == [], "one minute is nothing"
     assert [len(warnings) for warnings in rest] == [1] * (HINT_TIMEOUT_TICKS - 2)
     assert "2 minutes" in rest[0][0]
-    assert "journal B, binding 0: producer 010000000001 is at 0x0, and 0x64" in rest[0][0]
+    assert (
+        "journal B, binding 0: producer 010000000001 is at 0x0, waiting for the hinted 0x64"
+        in rest[0][0]
+    )
     with pytest.raises(Stalled, match=f"{HINT_TIMEOUT_TICKS * TICK_S // 60} minutes") as caught:
         checkpoints.tick()
     assert "priority 0 (bindings 0)" in str(caught.value.where)
@@ -726,7 +710,7 @@ def test_a_stall_names_at_most_twenty_of_what_it_waits_for() -> None:
     with pytest.raises(Stalled) as caught:
         ticked(checkpoints, HINT_TIMEOUT_TICKS)
     lines = str(caught.value.why).splitlines()
-    assert sum("was hinted" in line for line in lines) == 20
+    assert sum("waiting for the hinted" in line for line in lines) == 20
     assert lines[-1].strip() == "and 5 more"
 
 

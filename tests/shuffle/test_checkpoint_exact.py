@@ -5,17 +5,17 @@ that share a lane and a cohort, and a third in a lane of its own, all reading th
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.model.clock import NEVER, Clock, Flag, Producer
-from penstock.model.durable import prepare_resume
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
-from penstock.model.hints import Ack, Commit, Hint, HintIndex, HintTarget, hint_frontier, write_acks
+from penstock.model.hints import Ack, Commit, Hint, HintIndex, HintTarget, write_acks
 from penstock.model.producer_frontier import OBSERVED_FLOOR
+from penstock.model.resume import prepare_resume
 from penstock.model.sequence import (
     Outcome,
     ProducerState,
@@ -27,6 +27,7 @@ from penstock.model.sequence import (
 )
 from penstock.shuffle.binding import Lane
 from penstock.shuffle.checkpoint import Checkpoints
+from support.strategies_frontier import hint_frontier
 
 JOURNALS = ("acme/a", "acme/b", "acme/c")
 LANES = (Lane(priority=1, bindings=(0, 1)), Lane(priority=0, bindings=(2,)))
@@ -35,7 +36,6 @@ HINTS = HintIndex(
     HintTarget(collection="acme", binding=binding, cohort=cohort)
     for binding, cohort in COHORTS.items()
 )
-SHARDS = 2
 
 Entry = tuple[str, int, Producer]
 """Journal, binding, producer."""
@@ -227,10 +227,8 @@ class Task:
         self.seen = commits_of(resumed)  # the last commit of each entry that was handed out
         self.reported = EMPTY
         self.takes: list[Frontier] = []
-        self._read_in_round = dict.fromkeys(self.seen.items(), 0)
+        self._commits_read = set(self.seen.items())
         self._revisions = [0] * len(LANES)
-        self._lsn = 0
-        self._answered_lsn = (0,) * SHARDS
 
     def run(self, schedule: Iterable[Round]) -> None:
         """As scheduled, and then to the end of everything."""
@@ -246,7 +244,6 @@ class Task:
             pass
 
     def _read(self, lane: int, paces: Mapping[str, int]) -> None:
-        self._lsn += 1
         reports, hints = [], []
         for read in self.reads:
             if read.binding not in LANES[lane].bindings:
@@ -259,11 +256,8 @@ class Task:
             hints += found
             for commit in commits:
                 entry = commit.journal, read.binding, commit.producer
-                self._read_in_round[entry, commit.clock] = self._lsn
-        delta = replace(
-            Frontier.gather(reports).reduce(hint_frontier(hints)),
-            flushed_lsn=(self._lsn,) * SHARDS,
-        )
+                self._commits_read.add((entry, commit.clock))
+        delta = Frontier.gather(reports).reduce(hint_frontier(hints))
         self.reported = self.reported.reduce(delta)
         self.checkpoints.on_progressed(lane, delta)
 
@@ -281,14 +275,10 @@ class Task:
 
     def _consume(self, answer: Frontier) -> None:
         assert len(answer) > 0
-        assert all(a <= b for a, b in zip(self._answered_lsn, answer.flushed_lsn, strict=True))
-        self._answered_lsn = answer.flushed_lsn
         for entry, clock, _ in entries_of(answer):
             if clock:
                 assert clock >= self.seen.get(entry, NEVER), "commits are never taken back"
-                assert self._read_in_round[entry, clock] <= min(answer.flushed_lsn), (
-                    "so far logs go"
-                )
+                assert (entry, clock) in self._commits_read, "read before it is shown"
                 self.seen[entry] = clock
         counts = any(read.bytes_read_delta for read in answer)
         if answer.unresolved_hints:
@@ -358,7 +348,6 @@ def test_what_is_taken_is_what_was_read(
     assert task.reported.unresolved_hints == taken.unresolved_hints == 0
     assert list(entries_of(taken)) == list(entries_of(task.reported))
     assert bytes_of(taken) == bytes_of(task.reported)
-    assert taken.flushed_lsn <= task.reported.flushed_lsn
     task.assert_all_seen()
     assert not task.checkpoints.would_answer()
     assert task.checkpoints.unresolved() == EMPTY

@@ -11,7 +11,7 @@ from journal.publishing import batch, world
 from penstock.journal.fragments import FragmentLayout, FragmentWriter
 from penstock.journal.names import JournalName
 from penstock.journal.planning import Planner
-from penstock.journal.rows import stamped
+from penstock.journal.rows import stamp_rows
 from penstock.journal.state import Blob, Fragment
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.shuffle.lookup import spark_lookup
@@ -33,7 +33,7 @@ async def test_the_first_new_row_is_found_where_the_journal_has_it(
     layout = FragmentLayout.of(PAYMENTS)
     clocks = [(P1, 10), (P2, 50), (P1, 20), (P2, 60), (P1, 40), (P1, 45), (P2, 70)]
     rows = [
-        stamped(
+        stamp_rows(
             batch([{"id": clock, "region": None, "text": "x"}], PAYMENTS),
             layout.root,
             producer=producer,

@@ -8,14 +8,17 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
+from penstock.journal.committed import VisibleRows
+from penstock.journal.state import Fragment, Inline
+from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Flag, Producer
 from penstock.model.frontier import EMPTY
+from penstock.model.runs import Run
 from penstock.shuffle import wire
 from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.order import Order, arranged, level_after
-from shuffle.staging import ONE, THREE, TWO, wrote
+
+ONE, TWO, THREE = (Producer(Producer.MULTICAST | n) for n in (1, 2, 3))
 
 
 class Commit(NamedTuple):
@@ -35,10 +38,44 @@ def read(commits: Sequence[Commit], delay: int = 0, *, ahead: int = 0) -> list[D
         if commit.revision != last and latest:
             level, latest = level_after(level, Clock(latest + delay)), NEVER
         last = commit.revision
-        delivery = wrote(1, commit.producer, commit.clocks).delivery
-        found.append(replace(delivery, level=level))
+        delivery = delivery_of(commit, level)
+        found.append(delivery)
         latest = max(latest, delivery.commit)
     return found
+
+
+def delivery_of(commit: Commit, level: Clock) -> Delivery:
+    """Rows of one run, committed at the last of them."""
+    first, last, rows = Clock(commit.clocks[0]), Clock(commit.clocks[-1]), len(commit.clocks)
+    run = Run(
+        producer=commit.producer,
+        kind=Flag.CONTINUE_TXN,
+        first_offset=0,
+        last_offset=rows - 1,
+        rows=rows,
+        clock_min=first,
+        clock_max=last,
+        clock_max_offset=rows - 1,
+        increasing=True,
+    )
+    fragment = Fragment(
+        rows=rows,
+        bytes=10 * rows,
+        at=Inline(data=b""),
+        schema="schema",
+        runs=(run,),
+        key_hash_min=0,
+        key_hash_max=0,
+    )
+    return Delivery(
+        journal="acme/orders/00",
+        binding=0,
+        producer=commit.producer,
+        commit=last,
+        rows=(VisibleRows(fragment=fragment, run=run, clock_gt=NEVER),),
+        bytes=10 * rows,
+        level=level,
+    )
 
 
 def documents(deliveries: Sequence[Delivery], order: Order, delay: int) -> list[tuple[int, int]]:
@@ -124,7 +161,7 @@ def test_levels_end_with_clocks() -> None:
 def test_a_level_is_told_to_clients_of_the_service() -> None:
     deliveries = tuple(read([Commit(1, ONE, (5, 6)), Commit(2, TWO, (3,))]))
     told = Checkpoint(frontier=EMPTY, deliveries=deliveries)
-    assembly = wire.Assembly()
+    assembly = wire.CheckpointAssembly()
     heard = [assembly.add(part) for part in wire.checkpoint_parts(1, told)][-1]
     assert heard is not None
     assert [each.level for each in heard.deliveries] == [each.level for each in deliveries]

@@ -20,13 +20,13 @@ from penstock.model.sequence import (
     ProducerState,
     SequenceError,
     advance,
-    refusal,
     sequence,
+    sequence_error,
 )
 from penstock.model.sequence import Position as At
 from penstock.shuffle.binding import Binding, hint_index
 from penstock.shuffle.history import History, Needed, NeedPages, NeedRows
-from penstock.shuffle.reads import Context, Fold, Read, row_key
+from penstock.shuffle.reads import FoldContext, Read, ReadFold, row_key
 from shuffle.scripts import (
     EARLY,
     P1,
@@ -55,7 +55,7 @@ class Reader:
     seen: list[tuple[Producer, int]] = field(default_factory=list)
     needs: list[NeedPages | NeedRows] = field(default_factory=list)
     rows: dict[tuple[str, int, int, Clock], int] = field(default_factory=dict)
-    last: Fold = field(init=False)
+    last: ReadFold = field(init=False)
 
     def __post_init__(self) -> None:
         history = History(A, self.script.states[A])
@@ -64,11 +64,11 @@ class Reader:
             entries = JournalFrontier(journal=A, producers=tuple(self.resume))
             self.cumulative = Frontier.of([entries])
 
-    def fold(self, records: int | None = None) -> Fold:
+    def fold(self, records: int | None = None) -> ReadFold:
         """What the next records make of the read; it is not adopted."""
-        context = Context(hints=hint_index([self.binding]), exists=bool, rows=self.rows)
+        context = FoldContext(hints=hint_index([self.binding]), exists=bool, rows=self.rows)
         while True:
-            fold = Fold(self.read, context)
+            fold = ReadFold(self.read, context)
             try:
                 self._take(fold, records)
             except Needed as needed:
@@ -77,7 +77,7 @@ class Reader:
             else:
                 return fold
 
-    def _take(self, fold: Fold, records: int | None) -> None:
+    def _take(self, fold: ReadFold, records: int | None) -> None:
         taken = 0
         while records is None or taken < records:
             record = self.read.history.first(fold.position)
@@ -93,8 +93,8 @@ class Reader:
             held = [record for page in need.pages for record in self.script.pages[page.path]]
             self.read.history.supply(need.pages, held)
 
-    def go(self, records: int | None = None) -> Fold:
-        """Fold, and adopt; and report, if there is anything that others should know."""
+    def go(self, records: int | None = None) -> ReadFold:
+        """ReadFold, and adopt; and report, if there is anything that others should know."""
         self.read.history.move(self.script.states[A])
         self.last = fold = self.fold(records)
         self.read.adopt(fold)
@@ -322,7 +322,7 @@ def test_18_gapped_replay_goes_on_with_a_continuing_row() -> None:
 def test_19_gapped_outside_is_an_error() -> None:
     script = script_of("C110", "p2:O5", "O200")
     reader = Reader(script, entries_of({P1: (1, 0, 0), P2: (5, 0, -2)}))
-    with pytest.raises(SequenceError, match="has a span open"):
+    with pytest.raises(SequenceError, match="a span is open"):
         reader.go()
 
 
@@ -348,14 +348,14 @@ def test_21_offset_zero_rule() -> None:
 def test_22_replay_ack_inside_is_fatal() -> None:
     script = script_of("C110 A120", "p2:O5", "C130")
     reader = Reader(script, entries_of({P1: (1, 0, 0), P2: (5, 0, -3)}))
-    with pytest.raises(SequenceError, match="which the checkpoint says was open"):
+    with pytest.raises(SequenceError, match="that the checkpoint says is open"):
         reader.go()
 
 
 def test_22_replay_outside_inside_is_fatal() -> None:
     script = script_of("O110", "p2:O5", "C130")
     reader = Reader(script, entries_of({P1: (1, 0, 0), P2: (5, 0, -2)}))
-    with pytest.raises(SequenceError, match="which the checkpoint says was open") as caught:
+    with pytest.raises(SequenceError, match="that the checkpoint says is open") as caught:
         reader.go()
     assert "offset 0" in (caught.value.where or "")
 
@@ -545,7 +545,7 @@ class _Model:
         outcome = sequence(state, row.kind, row.clock)
         if outcome.is_fatal:
             at = At(journal=A, binding=0, offset=offset, producer=row.producer)
-            raise refusal(outcome, state, row.kind, row.clock, at)
+            raise sequence_error(outcome, state, row.kind, row.clock, at)
         self.states[row.producer] = advance(state, outcome, row.clock, offset)
         if outcome.is_duplicate:
             return

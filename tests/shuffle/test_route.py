@@ -19,7 +19,7 @@ from penstock.model.schema import compiled
 from penstock.model.shape import locate
 from penstock.model.spec import Frozen
 from penstock.native.arrow import to_arrow
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 from penstock.shuffle.route import key_columns, needed_columns, r_clock, shard_column
 
 if TYPE_CHECKING:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
@@ -12,34 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import Struct, structs
 
-from penstock.bench.backlog import bytes_below
-from penstock.bench.shuffle import CountedBlobs, Reader, Sequencer, Unwritten
-from penstock.bench.stock import (
-    PRODUCER,
-    START,
+from penstock.shuffle.binding import ad_hoc_bindings
+from penstock.shuffle.session import Session
+from penstock.wall_clock import now
+from penstock_bench.shuffle import CountedBlobs, Reader, Sequencer, Unwritten
+from penstock_bench.stock import (
     Stage,
     Stock,
     Sums,
     collection,
     fill,
     read_to_the_end,
-    write,
 )
-from penstock.journal.journals import creation
-from penstock.journal.names import JournalName
-from penstock.journal.state import AckRecord, JournalState
-from penstock.model.clock import Clock
-from penstock.model.routing import split_shards
-from penstock.shuffle.binding import ad_hoc_bindings
-from penstock.shuffle.session import Session
-from penstock.shuffle.state import Options, Round
-from penstock.wall_clock import now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.shuffle.delivery import Checkpoint
-    from penstock.shuffle.log import SliceLog
 
 
 @pytest.mark.spark
@@ -79,87 +64,13 @@ async def test_a_clean_backlog_is_sequenced_without_reading_a_row(
 # ------------------------------------------------------------------------------------------ bounded
 
 
-class Watched:
-    """A log whose files are measured whenever there are more of them."""
-
-    def __init__(self, staging: SliceLog) -> None:
-        self._staging = staging
-        self.most = 0
-        self.largest = 0
-
-    async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
-        await self._staging.stage(round_, states)
-        self.most = max(self.most, bytes_below(self._staging.log.directory))
-        self.largest = max(self.largest, round_.bytes)
-
-    async def reclaim(self, checkpoint: Checkpoint) -> None:
-        await self._staging.reclaim(checkpoint)
-
-    async def close(self) -> None:
-        await self._staging.close()
-
-
-async def eventually(happened: Callable[[], bool]) -> None:
-    while not happened():  # noqa: ASYNC110 - the session has nobody to tell
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.spark
-async def test_a_slow_consumer_bounds_what_is_on_disk(spark: SparkSession, tmp_path: Path) -> None:
-    """Row 98 of the table: it takes a checkpoint only when reading has stopped, at the limit."""
-    from penstock.shuffle.log import Log, SliceLog
-    from penstock.shuffle.slice import Slice
-
-    spec, count = collection("bench/slow", by="lot"), 8
-    stock = Stock(documents=count * 40, lots=count, parts=count, note_bytes=4096)
-    bindings, routing = ad_hoc_bindings(spec), split_shards(2)
-    async with Stage.opened(tmp_path) as here:
-        written, stored = Sums(), 0
-        name = JournalName.of(spec.name, {"lot": 0})
-        await here.schemas.put(spec.write_schema)
-        await here.journals.create_all({name: creation(name)})
-        for ids in stock.pieces("lot"):
-            fragment, sums = write(here, spec, name, stock, ids)
-            ack = AckRecord(producer=PRODUCER, clock=Clock(START + ids.stop - 1))
-            await here.journals.append(str(name), [fragment, ack])
-            written, stored = written + sums, stored + fragment.bytes
-        limit = stored // 4
-        log = await Log.open(spark, tmp_path / "log", epoch=1, shards=2)
-        watched = Watched(SliceLog(log, Slice(spark, here.planner, bindings, routing)))
-        session = await Session.open(
-            here.planner,
-            bindings,
-            routing=routing,
-            log=watched,
-            options=Options(disk_limit=limit, read_ahead=True),
-            now=now,
-        )
-        try:
-            found, checkpoints = Sums(), 0
-            while found != written:
-                rest = stored * (1 - found.documents / stock.documents)
-                kept = session._state._pressure
-                await eventually(lambda: kept.engaged or kept.bytes >= rest)  # noqa: B023
-                checkpoint = await session.next_checkpoint()
-                async with log.scan(checkpoint.deliveries) as frame:
-                    found += await asyncio.to_thread(read_to_the_end, frame, "d0")
-                session.consumed(checkpoint)
-                checkpoints += 1
-        finally:
-            await session.close()
-    assert limit < watched.most <= 1.5 * limit + watched.largest
-    assert checkpoints >= 3
-
-
 async def test_what_the_driver_holds_does_not_depend_on_the_number_of_rows(tmp_path: Path) -> None:
     held = []
     for rows in (10, 100_000):
         spec = collection(f"bench/rows{rows}", by="part")
         async with Stage.opened(tmp_path) as here:
             await Unwritten(journals=3, transactions=50, rows=rows, at_once=5).append(here, spec)
-            session = await Session.open(
-                here.planner, ad_hoc_bindings(spec), routing=split_shards(2), now=now
-            )
+            session = await Session.open(here.planner, ad_hoc_bindings(spec), now=now)
             try:
                 checkpoint = await session.next_checkpoint()
                 held.append(objects_of(session._state, session.states, checkpoint))

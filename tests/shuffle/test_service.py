@@ -19,11 +19,8 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.committer.certificates import certificate
 from consensus.committer.scripted import eventually
 from journal.publishing import World, world
-from penstock.consensus.committer.auth import TokenFile
-from penstock.consensus.committer.channel import server_credentials
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.committed import VisibleRows
 from penstock.journal.state import Blob, Fragment, Inline
@@ -31,6 +28,8 @@ from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.frontier import Frontier
 from penstock.model.runs import Run
 from penstock.model.sequence import SequenceError
+from penstock.servicekit.rpc.listener import server_credentials
+from penstock.servicekit.rpc.tokens import TokenFile
 from penstock.shuffle import service as module
 from penstock.shuffle import wire
 from penstock.shuffle.binding import Binding
@@ -39,7 +38,7 @@ from penstock.shuffle.delivery import Checkpoint, Delivery
 from penstock.shuffle.proto import shuffle_pb2 as pb
 from penstock.shuffle.service import ShuffleService, serving
 from penstock.shuffle.session import SessionClosed
-from penstock.testing.strategies_frontier import frontiers
+from servicekit.rpc.certificates import certificate
 from shuffle.following import (
     BOTH,
     NOW,
@@ -53,6 +52,7 @@ from shuffle.following import (
     torn,
     write,
 )
+from support.strategies_frontier import frontiers
 
 PAID = "acme/payments/pivot=00"
 P1 = Producer(Producer.MULTICAST | 1)
@@ -111,7 +111,7 @@ async def none_open(service: ShuffleService) -> None:
 
 async def test_another_process_gets_what_a_session_here_gets(here: World) -> None:
     reader = Coordinator(here)
-    async with served(here) as (_, address), remote(address, shards=3) as reading:
+    async with served(here) as (_, address), remote(address) as reading:
         assert [(each.index, each.collection) for each in reading.bindings] == [
             (0, "acme/orders"),
             (1, "acme/payments"),
@@ -120,7 +120,7 @@ async def test_another_process_gets_what_a_session_here_gets(here: World) -> Non
         await write(here, 4, text="x" * 20_000)
         await reader.everything(reading)
     near = Coordinator(here)
-    async with session(here, shards=3) as reading_here:
+    async with session(here) as reading_here:
         await near.everything(reading_here)
     assert ids(reader.taken, 0) == ids(reader.taken, 1) == [1, 2, 3, 4]
     assert sorted(near.taken) == sorted(reader.taken)
@@ -229,28 +229,6 @@ async def test_a_call_that_is_cancelled_loses_nothing(here: World) -> None:
         assert ids(await reader.transaction(reading), 0) == [1]
 
 
-async def test_a_checkpoint_is_consumed_once(here: World) -> None:
-    await write(here, 1)
-    async with served(here) as (_, address), remote(address) as reading:
-        checkpoint = await reading.next_checkpoint()
-        reading.consumed(checkpoint)
-        with pytest.raises(Bug, match="or twice"):
-            reading.consumed(checkpoint)
-
-
-async def test_checkpoints_that_nobody_consumes_end_the_session(
-    here: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "UNCONSUMED_MAX", 2)
-    async with served(here) as (_, address), remote(address) as reading:
-        for n in range(2):
-            await write(here, n)
-            await reading.next_checkpoint()
-        await write(here, 2)
-        with pytest.raises(UserError, match="2 checkpoints are not consumed"):
-            await reading.next_checkpoint()
-
-
 # -------------------------------------------------------------------------------------- their ends
 
 
@@ -344,8 +322,6 @@ async def test_errors_arrive_as_what_where_why_and_fix(here: World) -> None:
         with pytest.raises(UserError, match="no task or collection acme/bth") as caught:
             await RemoteSession.open(address, "acme/bth")
         assert caught.value.fix == "did you mean acme/both?"
-        with pytest.raises(UserError, match="cannot split into 0 shards"):
-            await RemoteSession.open(address, "acme/both", shards=0)
         with pytest.raises(Bug, match="RuntimeError") as unexpected:
             await RemoteSession.open(address, "acme/broken")
         assert "hunter2" not in str(unexpected.value)
@@ -383,14 +359,6 @@ async def test_errors_arrive_as_what_where_why_and_fix(here: World) -> None:
         pytest.param(
             [
                 pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
-                pb.SessionRequest(consumed=pb.Consumed(checkpoint=7)),
-            ],
-            "checkpoint 7 is not there",
-            id="consumed what was not given",
-        ),
-        pytest.param(
-            [
-                pb.SessionRequest(open=pb.Open(name="acme/both", shards=1)),
                 *[pb.SessionRequest(next_checkpoint=pb.NextCheckpoint())] * 2,
             ],
             "while another call waits",
@@ -405,11 +373,6 @@ async def test_errors_arrive_as_what_where_why_and_fix(here: World) -> None:
             [pb.SessionRequest(open=pb.Open(name="acme/\0", shards=1))],
             "is no name of a task",
             id="a name with NUL",
-        ),
-        pytest.param(
-            [pb.SessionRequest(open=pb.Open(name="acme/both", shards=2**32 - 1))],
-            "cannot split into 4294967295 shards",
-            id="shards without end",
         ),
         pytest.param(
             [
@@ -447,11 +410,11 @@ async def test_a_client_that_does_not_keep_to_the_protocol_is_told(
 
 def test_every_error_keeps_its_kind_and_no_secret() -> None:
     error = Unavailable("lost postgres://me:hunter2@host", where="w", why="y", fix="f")
-    message = wire.to_failure(error)
+    message = wire.encode_failure(error)
     assert "hunter2" not in message.what
-    back = wire.from_failure(message)
+    back = wire.decode_failure(message)
     assert (type(back), back.where, back.why, back.fix) == (Unavailable, "w", "y", "f")
-    unknown = wire.from_failure(pb.Failure(kind="OfANewerRelease", what="w"))
+    unknown = wire.decode_failure(pb.Failure(kind="OfANewerRelease", what="w"))
     assert (type(unknown), unknown.where) == (PenstockError, None)
 
 
@@ -788,7 +751,6 @@ def deliveries() -> st.SearchStrategy[list[Delivery]]:
             commit=Clock(draw(st.integers(300, 1 << 63))),
             rows=tuple(rows),
             bytes=draw(st.integers(0, 1 << 40)),
-            lsn=draw(st.integers(0, 9)),
         )
 
     return st.lists(delivery(), max_size=5, unique_by=lambda d: d.journal)
@@ -799,7 +761,7 @@ def test_a_checkpoint_is_put_together_from_its_parts(
     frontier: Frontier, given: list[Delivery], part_bytes: int
 ) -> None:
     checkpoint = Checkpoint(frontier=frontier, deliveries=tuple(given))
-    assembly = wire.Assembly()
+    assembly = wire.CheckpointAssembly()
     parts = list(wire.checkpoint_parts(3, checkpoint, part_bytes))
     sent = [pb.CheckpointPart.FromString(part.SerializeToString()) for part in parts]
     *unfinished, found = [assembly.add(part) for part in sent]
@@ -810,17 +772,17 @@ def test_a_checkpoint_is_put_together_from_its_parts(
 
 @given(frontiers(), st.integers(1, 200))
 def test_an_opening_is_put_together_from_its_parts(frontier: Frontier, part_bytes: int) -> None:
-    requests = list(wire.open_requests("acme/both", 3, frontier, part_bytes))
+    requests = list(wire.open_requests("acme/both", frontier, part_bytes))
     assert [each.open.more for each in requests] == [True] * (len(requests) - 1) + [False]
-    assert (requests[0].open.name, requests[0].open.shards) == ("acme/both", 3)
-    assert wire.resume_of(b"".join(each.open.resume for each in requests)) == frontier
+    assert (requests[0].open.name, requests[0].open.shards) == ("acme/both", 1)
+    assert wire.decode_resume(b"".join(each.open.resume for each in requests)) == frontier
 
 
 def test_what_no_service_sends_is_refused() -> None:
     part = pb.CheckpointPart(checkpoint=1, deliveries=[pb.Delivery(journal=4)])
     with pytest.raises(wire.MalformedMessage):
-        wire.Assembly().add(part)
-    assembly = wire.Assembly()
+        wire.CheckpointAssembly().add(part)
+    assembly = wire.CheckpointAssembly()
     assembly.add(pb.CheckpointPart(checkpoint=1, more=True))
     with pytest.raises(wire.MalformedMessage, match="checkpoint 2 within 1"):
         assembly.add(pb.CheckpointPart(checkpoint=2))

@@ -6,18 +6,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from consensus.committer.scripted import eventually
 from journal.publishing import World, collection, world
 from penstock.errors import Bug, Unavailable
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.publisher import Options as PublisherOptions
-from penstock.journal.state import JournalState
+from penstock.journal.publisher import PublisherOptions
 from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.model.clock import Clock, Flag, Producer, duration
 from penstock.model.frontier import EMPTY, Frontier
@@ -28,7 +26,7 @@ from penstock.shuffle.checkpoint import HINT_TIMEOUT_TICKS, Stalled
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.handover import Handover
 from penstock.shuffle.session import Session, SessionClosed
-from penstock.shuffle.state import NeedRows, Options, Round
+from penstock.shuffle.state import NeedRows, RoundLimits
 from penstock.shuffle.topology import RecoveryImpossible
 from shuffle.following import (
     NOW,
@@ -56,7 +54,7 @@ EU, US = "acme/orders/region=eu/pivot=00", "acme/orders/region=us/pivot=00"
 PAID = "acme/payments/pivot=00"
 P1 = Producer(Producer.MULTICAST | 1)
 WHOLE = PublisherOptions()
-STEP_BY_STEP = Options(round_max_fragments=1)
+STEP_BY_STEP = RoundLimits(records=1)
 """One revision a round."""
 
 
@@ -129,7 +127,7 @@ async def test_resuming_from_any_frontier_reads_the_rest_and_nothing_else(here: 
         await write(here, n, 10 + n, options=SPLIT if n % 2 else WHOLE)
     reader = Coordinator(here)
     stored: list[tuple[Frontier, int]] = [(EMPTY, 0)]
-    async with session(here, options=STEP_BY_STEP) as reading:
+    async with session(here, limits=STEP_BY_STEP) as reading:
         while len(ids(reader.taken, 0)) < 12:
             await reader.transaction(reading)
             stored.append((reader.committed, len(reader.taken)))
@@ -217,27 +215,6 @@ async def test_journals_that_appear_later_are_read(here: World) -> None:
         assert "Nothing new" in reading.waiting_for()
         await write(here, 1, 2, 3)
         assert ids(await reader.transaction(reading), 0) == [1, 2, 3]
-
-
-async def test_a_suspended_journal_is_waited_for_by_nobody_and_read_when_it_wakes(
-    here: World, told: Callable[[], str]
-) -> None:
-    await write(here, 0, 1, 2)
-    reader = Coordinator(here)
-    async with session(here) as reading:
-        await reader.transaction(reading)
-        await here.journals.suspend(EU)
-        await write(here, 4)
-        assert ids(await reader.transaction(reading), 0) == [4]
-        await write(here, 3)
-        assert ids(await reader.transaction(reading), 0) == [3]
-    assert f"{EU} is suspended" in told()
-    assert f"{EU} is active" in told()
-    await here.journals.suspend(EU)
-    async with session(here) as reading:
-        again = Coordinator(here)
-        await again.everything(reading)
-    assert sorted(again.taken) == sorted(reader.taken)
 
 
 async def test_a_dropped_journal_ends_and_the_others_go_on(
@@ -352,7 +329,7 @@ async def sealed(here: World) -> list[int]:
 async def test_records_in_pages_are_read_too(here: World) -> None:
     written = await sealed(here)
     reader = Coordinator(here)
-    async with session(here, options=STEP_BY_STEP) as reading:
+    async with session(here, limits=STEP_BY_STEP) as reading:
         await reader.everything(reading)
     assert ids(reader.taken, 0) == ids(reader.taken, 1) == written
 
@@ -584,7 +561,6 @@ async def test_closing_ends_whoever_waits_and_leaves_nothing_running(here: World
         await reading.close()
         with pytest.raises(SessionClosed):
             await reading.next_checkpoint()
-        reading.consumed(Checkpoint(frontier=EMPTY, deliveries=()))
     assert asyncio.all_tasks() <= before | {asked}
 
 
@@ -601,108 +577,19 @@ async def test_opening_may_be_cancelled(here: World, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(here.journals, "follow", stuck)
     before = asyncio.all_tasks()
-    log = Staged()
-    opening = asyncio.create_task(session(here, log=log).__aenter__())
+    opening = asyncio.create_task(session(here).__aenter__())
     await listing.wait()
     await asyncio.sleep(0.05)
     opening.cancel()
     await asyncio.wait([opening])
     assert opening.cancelled()
-    assert log.events == ["close"]
     assert asyncio.all_tasks() <= before | {opening}
 
 
-async def test_bindings_that_cannot_be_read_leave_no_log_behind(here: World) -> None:
-    log = Staged()
+async def test_bindings_that_cannot_be_read_leave_nothing_running(here: World) -> None:
+    before = asyncio.all_tasks()
     within = binding(1, collection("acme/orders/late", partitioned=False))
-    with pytest.raises(ValueError, match="lies inside of collection"):
-        async with session(here, [binding(0, ORDERS), within], log=log):
+    with pytest.raises(ValueError, match="lies inside collection"):
+        async with session(here, [binding(0, ORDERS), within]):
             pass
-    assert log.events == ["close"]
-
-
-# ----------------------------------------------------------------------------------------- staging
-
-
-class Staged:
-    """A log that notes what is done with it."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.hold = asyncio.Event()
-        self.hold.set()
-        self.started = asyncio.Event()
-        self.error: Exception | None = None
-
-    async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
-        assert {each.journal for each in round_.deliveries} <= states.keys()
-        self.events.append(f"stage {round_.lsn}")
-        self.started.set()
-        try:
-            await self.hold.wait()
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.01)  # a job takes its time to end
-            self.events.append("cancelled")
-            raise
-        if self.error is not None:
-            raise self.error
-
-    async def reclaim(self, checkpoint: Checkpoint) -> None:
-        self.events.append(f"reclaim {checkpoint.frontier.flushed_lsn}")
-
-    async def close(self) -> None:
-        self.events.append("close")
-
-
-async def test_a_round_counts_once_it_is_staged_and_is_reclaimed_when_consumed(
-    here: World,
-) -> None:
-    await write(here, 0)
-    log = Staged()
-    log.hold.clear()
-    async with session(here, log=log, options=Options(read_ahead=True)) as reading:
-        await log.started.wait()
-        assert await silent(reading)
-        log.hold.set()
-        checkpoint = await reading.next_checkpoint()
-        assert set(checkpoint.frontier.flushed_lsn) == {1}
-        reading.consumed(checkpoint)
-        assert await silent(reading)
-    assert log.events == ["stage 1", "reclaim (1, 1)", "close"]
-
-
-async def test_what_was_read_ahead_is_handed_out_while_more_is_being_staged(here: World) -> None:
-    await write(here, 0)
-    log = Staged()
-    reader = Coordinator(here)
-    async with session(here, log=log, options=Options(read_ahead=True)) as reading:
-        await log.started.wait()
-        await eventually(lambda: "ready" in reading.waiting_for())
-        log.started.clear()
-        log.hold.clear()
-        await write(here, 1)
-        await log.started.wait()
-        assert ids(await reader.transaction(reading), 0) == [0]
-        assert log.events == ["stage 1", "stage 2"]
-        log.hold.set()
-        assert ids(await reader.transaction(reading), 0) == [1]
-
-
-async def test_a_round_under_way_ends_before_the_log_is_discarded(here: World) -> None:
-    await write(here, 0)
-    log = Staged()
-    log.hold.clear()
-    async with session(here, log=log, options=Options(read_ahead=True)):
-        await log.started.wait()
-    assert log.events == ["stage 1", "cancelled", "close"]
-
-
-async def test_a_round_that_cannot_be_staged_ends_the_session(here: World) -> None:
-    await write(here, 0)
-    log = Staged()
-    log.error = Unavailable("the disk is full")
-    async with session(here, log=log) as reading:
-        with pytest.raises(Unavailable, match="disk is full"):
-            await reading.next_checkpoint()
-        assert log.events == ["stage 1"]
-    assert log.events == ["stage 1", "close"]
+    assert asyncio.all_tasks() == before

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from pyspark.errors import PySparkException
 
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import Bug
-from penstock.journal.committed import Committed
+from penstock.journal.committed import CommitReader
 from penstock.journal.fragments import FragmentLayout, FragmentWriter
 from penstock.journal.publisher import Mapped
-from penstock.journal.rows import META, UUID, stamped, to_lines
+from penstock.journal.rows import META, UUID, stamp_rows, to_lines
 from penstock.journal.schemas import layout
 from penstock.journal.state import AckRecord, Fragment, Inline, JournalState
 from penstock.journal.upkeep import CompactionOptions, compact_all
@@ -26,11 +28,12 @@ from penstock.model.routing import Routing, Shard, split_shards
 from penstock.model.sequence import Bounds
 from penstock.model.spec import CollectionSpec, Frozen
 from penstock.native.arrow import to_json
-from penstock.shuffle.binding import Binding
+from penstock.shuffle.binding import Binding, with_cohorts
 from penstock.shuffle.delivery import Delivery
 from penstock.shuffle.order import Order, arranged
+from penstock.shuffle.rounds import RoundLimits
 from penstock.shuffle.slice import ROUTED, Slice
-from shuffle.following import binding, planner
+from shuffle.following import binding, planner, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +80,7 @@ def fragment(
             one = batch([{**document(row.id), "region": "eu"}], spec)
             clock = Clock(START + row.clock)
             writer.write(
-                stamped(one, root, producer=row.producer, first_clock=clock, flags=row.flags)
+                stamp_rows(one, root, producer=row.producer, first_clock=clock, flags=row.flags)
             )
         written = writer.finish()
     assert written is not None
@@ -113,7 +116,7 @@ async def delivered(
     for journal in await here.journals.list(bound.collection.name):
         states[journal.name] = journal.state
         past = before[journal.name].end if before and journal.name in before else 0
-        committed = Committed(journal.name)
+        committed = CommitReader(journal.name)
         for record in await planner(here).records(journal.state):
             visible = committed.read(record)
             if visible and record.begin >= past and bound.reads(journal.name):
@@ -475,11 +478,68 @@ def test_shards_that_split_clocks_share_a_binding_or_each_have_it_whole(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_each_shard_gets_its_documents_in_the_order_of_commits_whatever_is_tried_again(
+    seed: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A backlog through a session, of two lanes, in checkpoints of any size, as one transaction."""
+    from pyspark.sql import functions as f
+
+    rng = random.Random(seed)
+    shards = rng.choice((1, 2, 5))
+    commits = [
+        [
+            Row(Producer(Producer.MULTICAST | (100 + number)), clock, rng.randrange(12))
+            for clock in sorted(rng.sample(range(300), rng.randint(1, 4)))
+        ]
+        for number in range(14)
+    ]
+    soon = replace(binding(0, ORDERS), columns=("id",))
+    first = replace(binding(1, ORDERS), columns=("id",), priority=3, read_delay=7)
+    bindings = with_cohorts([soon, first])
+    want = [
+        [
+            (bound.index, row.clock, int(row.producer), row.id)
+            for bound in (first, soon)
+            for rows in commits
+            for row in rows
+            if key_hash(pack([row.id])) * shards >> 32 == shard
+        ]
+        for shard in range(shards)
+    ]
+
+    async def story() -> None:
+        async with world(tmp_path) as here:
+            await publish(here, [1])  # which creates journals, and is far ahead of all clocks
+            for rows in commits:
+                made = fragment(here, rows, inline=rng.random() < 0.5)
+                await here.journals.append(EU, [made, ack(rows[0].producer, 400)])
+            deliveries: list[Delivery] = []
+            limits = RoundLimits(records=rng.randint(1, 9))
+            async with session(here, bindings, limits=limits) as reading:
+                of = slice_of(spark, here, *bindings, routing=split_shards(shards))
+                while sum(len(each.rows) for each in deliveries) < 2 * (len(commits) + 1):
+                    deliveries += (await reading.next_checkpoint()).deliveries
+                frame = await of.shuffled(deliveries, reading.states)
+            is_early = f.col("_clock") < START + commits[-1][0].clock
+            with pytest.raises(PySparkException, match="lost"):  # as an executor, half-way
+                frame.where(f.assert_true(is_early, "lost").isNull()).collect()
+            for rows in await asyncio.gather(*[asyncio.to_thread(told, frame)] * 2):
+                found: list[list[tuple[int, ...]]] = [[] for _ in range(shards)]
+                for row in rows:
+                    at = row["_clock"] - START
+                    if at < 1_000:
+                        number = row[f"d{row['_binding']}"].id
+                        found[row["at"]].append((row["_binding"], at, row["_producer"], number))
+                assert found == want
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("shard", ["CAST(NULL AS INT)", "2", "-1"])
 def test_a_row_without_a_shard_stops_the_job(
     shard: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as f
 
     async def story() -> None:

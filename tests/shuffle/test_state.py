@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from penstock.errors import Bug
 from penstock.model.clock import Clock
 from penstock.model.completed import gap_floor
-from penstock.model.durable import prepare_resume
 from penstock.model.frontier import EMPTY
+from penstock.model.resume import prepare_resume
 from penstock.shuffle.binding import lanes
 from penstock.shuffle.checkpoint import (
-    DISK_DEADLOCK_TICKS,
     HINT_TIMEOUT_TICKS,
     Checkpoints,
     Stalled,
 )
 from penstock.shuffle.history import NeedPages, NeedRows
-from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.rounds import Round, WaitUntil
-from penstock.shuffle.state import Options, RecoveryImpossible
+from penstock.shuffle.state import RecoveryImpossible, RoundLimits
 from shuffle.scripts import (
     P1,
     P2,
@@ -134,23 +132,16 @@ def test_61_requesting_twice_is_an_error() -> None:
         coordinator.state.request()
 
 
-def test_61_rounds_before_a_request_are_one_checkpoint() -> None:
+def test_61_rounds_until_something_is_committed_are_one_checkpoint() -> None:
     script = Script(A)
-    options = Options(read_ahead=True, round_max_fragments=1)
-    coordinator = Coordinator(script, bindings("a"), options=options)
-    for clock in (10, 20, 30):
-        script.write({A: f"O{clock}"})
+    coordinator = Coordinator(script, bindings("a"), limits=RoundLimits(records=1))
+    for text in ("C10", "C20", "A30"):
+        script.write({A: text})
     coordinator.learn()
-    for lsn in (1, 2, 3):
-        planned = coordinator.plan()
-        assert isinstance(planned, Round)
-        assert planned.lsn == lsn
-        coordinator.state.commit(planned)
     checkpoint = coordinator.next()
+    assert len(coordinator.rounds) == 3
     assert checkpoint is not None
-    assert checkpoint.frontier.flushed_lsn == (3, 3)
-    assert [delivery.lsn for delivery in checkpoint.deliveries] == [1, 2, 3]
-    assert (checkpoint.bytes, checkpoint.documents) == (3 * ROW_BYTES, 3)
+    assert (checkpoint.bytes, checkpoint.documents) == (2 * ROW_BYTES, 2)
 
 
 def test_62_progress_without_hints_is_ready_at_once() -> None:
@@ -162,48 +153,20 @@ def test_62_progress_without_hints_is_ready_at_once() -> None:
     assert coordinator.next() is None
 
 
-def test_without_read_ahead_nothing_is_planned_that_nobody_asked_for() -> None:
+def test_nothing_is_read_that_nobody_asked_for() -> None:
     script = Script(A)
     script.write({A: "O10"})
     coordinator = Coordinator(script, bindings("a"))
     coordinator.learn()
-    assert coordinator.state.plan(coordinator.now) is None
+    assert coordinator.state.advance(coordinator.now) is None
     coordinator.state.request()
-    planned = coordinator.state.plan(coordinator.now)
-    assert isinstance(planned, Round)
-    coordinator.state.commit(planned)
+    assert isinstance(coordinator.state.advance(coordinator.now), Round)
     script.write({A: "O20"})
     coordinator.learn()
-    assert coordinator.state.plan(coordinator.now) is None, "there is an answer already"
+    assert coordinator.state.advance(coordinator.now) is None, "there is an answer already"
 
 
 # ------------------------------------------------------------------------------------------ rounds
-
-
-def test_a_round_that_is_abandoned_is_planned_again() -> None:
-    script = Script(A, B)
-    script.write({A: "C10 A20", B: "O5"})
-    coordinator = Coordinator(script, bindings("a"))
-    coordinator.learn()
-    coordinator.state.request()
-    first = coordinator.state.plan(coordinator.now)
-    assert isinstance(first, Round)
-    assert coordinator.state.plan(coordinator.now) is None, "one is in flight"
-    script.write({A: "O30"})
-    coordinator.learn()
-    coordinator.state.abandon(first)
-    second = coordinator.state.plan(coordinator.now)
-    assert isinstance(second, Round)
-    assert second.lsn == first.lsn
-    assert [each.commit for each in second.deliveries if each.journal == A] == [20, 30]
-    with pytest.raises(Bug):
-        coordinator.state.commit(first)
-    coordinator.state.commit(second)
-    with pytest.raises(Bug):
-        coordinator.state.commit(second)
-    checkpoint = coordinator.state.answer()
-    assert checkpoint is not None
-    assert checkpoint.documents == 3
 
 
 def test_a_round_takes_whole_revisions_and_at_least_one() -> None:
@@ -212,11 +175,14 @@ def test_a_round_takes_whole_revisions_and_at_least_one() -> None:
     script.write({A: "O13"})
     script.write({B: "O23"})
     script.write({B: "O24"})
-    options = Options(round_max_bytes=2 * ROW_BYTES)
-    coordinator = Coordinator(script, bindings("a"), options=options)
+    limits = RoundLimits(bytes=2 * ROW_BYTES)
+    coordinator = Coordinator(script, bindings("a"), limits=limits)
     coordinator.learn()
     coordinator.drain()
-    sizes = [planned.bytes // ROW_BYTES for planned in coordinator.rounds]
+    sizes = [
+        sum(delivery.bytes for delivery in planned.deliveries) // ROW_BYTES
+        for planned in coordinator.rounds
+    ]
     assert sizes == [6, 2, 1]
     assert [planned.revisions for planned in coordinator.rounds] == [{0: 3}, {0: 5}, {0: 6}]
 
@@ -226,10 +192,13 @@ def test_rows_of_a_span_count_when_its_close_is_planned() -> None:
     for clock in (10, 20, 30):
         script.write({A: f"C{clock}"})
     script.write({A: "A40"})
-    coordinator = Coordinator(script, bindings("a"), options=Options(round_max_fragments=1))
+    coordinator = Coordinator(script, bindings("a"), limits=RoundLimits(records=1))
     coordinator.learn()
     coordinator.read()
-    sizes = [planned.bytes // ROW_BYTES for planned in coordinator.rounds]
+    sizes = [
+        sum(delivery.bytes for delivery in planned.deliveries) // ROW_BYTES
+        for planned in coordinator.rounds
+    ]
     assert sizes == [0, 0, 0, 3]
 
 
@@ -461,8 +430,8 @@ def test_89_closure_by_revision_never_tears_the_counter_example() -> None:
     script.write({B: f"A165>{C}"})
     script.write({C: f"A165>{B}"})
     for records in range(1, 7):
-        options = Options(round_max_fragments=records)
-        coordinator = Coordinator(script, bindings("a", "c"), options=options)
+        limits = RoundLimits(records=records)
+        coordinator = Coordinator(script, bindings("a", "c"), limits=limits)
         coordinator.learn()
         for checkpoint in iter(coordinator.next, None):
             if not checkpoint.is_peek:
@@ -504,9 +473,7 @@ def test_88_revision_cut_shows_no_part_of_a_transaction(
         }
         for part in [acks] if atomic else [{name: text} for name, text in acks.items()]:
             script.write(part)
-    coordinator = Coordinator(
-        script, bindings("a", "c"), options=Options(round_max_fragments=records)
-    )
+    coordinator = Coordinator(script, bindings("a", "c"), limits=RoundLimits(records=records))
     coordinator.learn()
     for checkpoint in iter(coordinator.next, None):
         if not checkpoint.is_peek:
@@ -580,18 +547,18 @@ def test_69_lanes_a_peek_has_what_other_lanes_have_ready() -> None:
     assert sorted(seen.clock for seen in coordinator.seen) == [8, 9, 20]
 
 
-def test_69_a_lane_that_waits_does_not_hold_back_one_that_is_ready() -> None:
+def test_69_a_lane_that_waits_does_not_keep_others_from_being_read() -> None:
     script = Script(A, B, C)
     script.write({B: "C9"})
     script.write({A: f"A10>{B}"})
     script.write({C: "p2:O20"})
-    coordinator = Coordinator(
-        script, bindings("a", "c", priority=(1, 0)), options=Options(read_ahead=True)
-    )
+    coordinator = Coordinator(script, bindings("a", "c", priority=(1, 0)))
     coordinator.learn()
-    while isinstance(planned := coordinator.plan(), Round):
-        coordinator.state.commit(planned)
-    assert taken(coordinator) == [Seen(1, C, P2, Clock(20))]
+    hinted, both = coordinator.next(), coordinator.next()
+    assert hinted is not None
+    assert both is not None
+    assert (hinted.is_peek, both.is_peek) == (True, True)
+    assert coordinator.seen == [Seen(1, C, P2, Clock(20))]
 
 
 @pytest.mark.parametrize(
@@ -612,7 +579,7 @@ def test_83_order_due(
     coordinator = Coordinator(
         script,
         bindings("a", "c", priority=priority, read_delay=delay),
-        options=Options(round_max_fragments=1),
+        limits=RoundLimits(records=1),
         now=Clock(100),
     )
     coordinator.learn()
@@ -627,12 +594,11 @@ def test_83_what_is_not_due_says_when_it_will_be() -> None:
     coordinator = Coordinator(script, bindings("a", read_delay=(20,)), now=Clock(100))
     coordinator.learn()
     coordinator.state.request()
-    assert coordinator.state.plan(Clock(114)) == WaitUntil(clock=Clock(115))
+    assert coordinator.state.advance(Clock(114)) == WaitUntil(clock=Clock(115))
     assert "not due" in coordinator.state.waiting_for()
-    planned = coordinator.state.plan(Clock(115))
+    planned = coordinator.state.advance(Clock(115))
     assert isinstance(planned, Round)
     assert planned.revisions == {0: 2}
-    coordinator.state.commit(planned)
 
 
 def test_83_without_a_delay_a_clock_ahead_of_time_is_due() -> None:
@@ -641,17 +607,6 @@ def test_83_without_a_delay_a_clock_ahead_of_time_is_due() -> None:
     coordinator = Coordinator(script, bindings("a"), now=Clock(100))
     coordinator.learn()
     assert taken(coordinator) == [Seen(0, A, P1, Clock(1000))]
-
-
-def test_95_topology_change_shards_do_not_matter_to_what_is_read() -> None:
-    script = Script(A)
-    script.write({A: "C10 A20 C30"})
-    first = read_all(script, shards=3)
-    script.write({A: "A40"})
-    second = read_all(script, resume=first.frontier, shards=5)
-    assert first.clocks() == [10]
-    assert second.clocks() == [30]
-    assert len(second.frontier.flushed_lsn) == 5
 
 
 # ---------------------------------------------------------------------------------------- recovery
@@ -701,17 +656,18 @@ def test_71_recovery_parks_at_the_close_that_resolves_its_last_hint() -> None:
     assert [delivery.commit for delivery in planned.deliveries] == [10, 20]
 
 
-def test_71_recovery_parks_again_when_its_round_was_abandoned() -> None:
-    script = Script(A)
+def test_71_recovery_parks_again_when_its_round_is_planned_anew() -> None:
+    """The round has read all of A when it needs a page of B, and comes to nothing."""
+    script = Script(A, B)
     script.write({A: "O10 | O20"})
-    recovery = Coordinator(script, bindings("a"), resume=frontier({(A, 0): {P1: (0, 10, 0)}}))
+    script.write({B: "O10"})
+    script.seal(B, 1)
+    resume = frontier({(A, 0): {P1: (0, 10, 0)}, (B, 0): {P1: (0, 10, 0)}})
+    recovery = Coordinator(script, bindings("a"), resume=resume)
     recovery.learn()
-    recovery.state.request()
-    for _ in range(2):
-        planned = recovery.state.plan(recovery.now)
-        assert isinstance(planned, Round)
-        assert [delivery.commit for delivery in planned.deliveries] == [10]
-        recovery.state.abandon(planned)
+    recovery.drain()
+    assert [type(need) for need in recovery.needs] == [NeedPages]
+    assert (recovery.clocks(A), recovery.clocks(B)) == ([10], [10])
 
 
 def test_72_recovery_ledger_keeps_the_hint_that_only_its_journal_resolves() -> None:
@@ -850,57 +806,18 @@ def test_78_progress_of_both_generations_is_one_entry() -> None:
     }
 
 
-def test_78_a_round_in_flight_when_its_journal_is_dropped_is_committed() -> None:
+def test_78_what_was_read_of_a_journal_that_is_dropped_since_is_handed_out() -> None:
     script = Script(A)
     script.write({A: "O10"})
     coordinator = Coordinator(script, bindings("a"))
     coordinator.learn()
     coordinator.state.request()
-    planned = coordinator.state.plan(coordinator.now)
-    assert isinstance(planned, Round)
+    assert isinstance(coordinator.state.advance(coordinator.now), Round)
     script.drop(A)
     coordinator.learn()
-    coordinator.state.commit(planned)
     checkpoint = coordinator.state.answer()
     assert checkpoint is not None
     assert checkpoint.documents == 1
-
-
-def test_79_suspended_at_the_start_and_resumed_later() -> None:
-    script = Script(A, B)
-    script.write({A: "O10", B: "C11"})
-    script.retain(A, 1)
-    script.suspend(A)
-    script.write({B: f"A20>{A}"})
-    coordinator = Coordinator(script, bindings("a"), resume=frontier({(A, 0): {P1: (10, 0, -1)}}))
-    coordinator.learn()
-    assert taken(coordinator) == [Seen(0, B, P1, Clock(11))]
-    script.resume(A)
-    script.write({A: "O10 O30"})
-    coordinator.learn()
-    assert taken(coordinator) == [Seen(0, A, P1, Clock(30))], "nothing is repeated"
-
-
-def test_79_suspended_with_content_is_read() -> None:
-    script = Script(A)
-    script.write({A: "O10"})
-    script.suspend(A)
-    assert read_all(script).clocks() == [10]
-
-
-def test_79_suspended_while_reading_is_told() -> None:
-    script = Script(A)
-    script.write({A: "O10"})
-    coordinator = Coordinator(script, bindings("a"))
-    coordinator.learn()
-    coordinator.drain()
-    coordinator.state.take_notices()
-    script.suspend(A)
-    coordinator.learn()
-    assert coordinator.next() is None
-    [notice] = coordinator.state.take_notices()
-    assert "suspended" in notice
-    assert coordinator.state.take_notices() == []
 
 
 def test_80_head_behind_checkpoint_waits() -> None:
@@ -939,25 +856,6 @@ def test_truncated_below_the_position_is_told_and_passed_over() -> None:
     assert "1 to 2 were removed" in notice
 
 
-def test_what_is_removed_under_a_round_that_is_abandoned_is_passed_over() -> None:
-    script = Script(A)
-    script.write({A: "C10"})
-    coordinator = Coordinator(script, bindings("a"))
-    coordinator.learn()
-    assert coordinator.next() is None
-    script.write({A: "A20 | O30"})
-    coordinator.learn()
-    planned = coordinator.plan()
-    assert isinstance(planned, Round)
-    script.write({A: "O40"})
-    script.retain(A, 3)
-    coordinator.learn()
-    coordinator.state.abandon(planned)
-    assert taken(coordinator) == [Seen(0, A, P1, Clock(40))]
-    [notice] = coordinator.state.take_notices()
-    assert "1 to 3 were removed" in notice
-
-
 def test_a_binding_reads_the_partitions_that_it_selects() -> None:
     eu, us = "r/region=eu/pivot=00", "r/region=us/pivot=00"
     script = Script(eu, us)
@@ -977,7 +875,7 @@ def test_pages_are_asked_for_one_by_one_as_they_are_reached() -> None:
         script.write({A: f"O{clock}"})
     script.seal(A, 2)
     script.seal(A, 1)
-    coordinator = Coordinator(script, bindings("a"), options=Options(round_max_fragments=1))
+    coordinator = Coordinator(script, bindings("a"), limits=RoundLimits(records=1))
     coordinator.learn()
     assert taken(coordinator) == [Seen(0, A, P1, Clock(10))]
     assert len(coordinator.needs) == 1
@@ -997,8 +895,8 @@ def test_pages_of_a_round_are_asked_for_at_once_as_far_as_others_leave_room(
     for journal in journals:
         script.seal(journal, 2)
         script.seal(journal, 2)
-    options = Options(round_max_fragments=4 * len(journals) - (len(journals) > 1))
-    coordinator = Coordinator(script, bindings("a"), options=options)
+    limits = RoundLimits(records=4 * len(journals) - (len(journals) > 1))
+    coordinator = Coordinator(script, bindings("a"), limits=limits)
     coordinator.learn()
     coordinator.drain()
     assert [len(need.pages) for need in coordinator.needs if isinstance(need, NeedPages)] == asked
@@ -1048,7 +946,7 @@ def test_wrong_answers_are_refused() -> None:
     coordinator = Coordinator(script, bindings("a"))
     coordinator.learn()
     coordinator.state.request()
-    need = coordinator.state.plan(coordinator.now)
+    need = coordinator.state.advance(coordinator.now)
     assert isinstance(need, NeedPages)
     with pytest.raises(Bug):
         coordinator.state.supply(need, 3)
@@ -1066,42 +964,7 @@ def test_rows_are_looked_up_where_only_they_tell() -> None:
     assert entries_of(coordinator.frontier)[A, 0][P1] == (10, 0, 3)
 
 
-# ---------------------------------------------------------------------------------------- pressure
-
-
-def test_reading_stops_at_the_limit_and_goes_on_below_half_of_it() -> None:
-    script = Script(A)
-    for clock in range(10, 50):
-        script.write({A: f"O{clock}"})
-    options = Options(disk_limit=4 * ROW_BYTES, round_max_fragments=1, read_ahead=True)
-    coordinator = Coordinator(script, bindings("a"), options=options)
-    coordinator.learn()
-    assert coordinator.read() == 4
-    checkpoint = coordinator.next(consume=False)
-    assert checkpoint is not None
-    assert coordinator.read() == 0
-    assert "40 bytes were read ahead" in coordinator.state.waiting_for()
-    coordinator.state.consumed(checkpoint)
-    with pytest.raises(Bug):
-        coordinator.state.consumed(checkpoint)
-    assert coordinator.read() == 4
-
-
-def test_77_hinted_first_is_read_although_the_disk_is_full() -> None:
-    script = Script(A, B)
-    script.write({A: "C10 C11 C12 C13", B: "C14"})
-    script.write({A: f"A20>{B}"})
-    script.write({B: f"A20>{A}"})
-    script.write({A: "p2:O30"})
-    options = Options(disk_limit=4 * ROW_BYTES, round_max_fragments=1, read_ahead=True)
-    coordinator = Coordinator(script, bindings("a"), options=options)
-    coordinator.learn()
-    coordinator.read()
-    checkpoint = coordinator.next(consume=False)
-    assert checkpoint is not None
-    assert not checkpoint.is_peek
-    assert sorted(seen.clock for seen in coordinator.seen) == [10, 11, 12, 13, 14]
-    assert coordinator.read() == 0, "what nobody waits for is not read"
+# ----------------------------------------------------------------------------------------- waiting
 
 
 def test_77_a_lane_that_is_waited_for_goes_before_one_of_higher_priority() -> None:
@@ -1109,8 +972,8 @@ def test_77_a_lane_that_is_waited_for_goes_before_one_of_higher_priority() -> No
     script.write({C: "C8", "d/pivot=00": "C9"})
     script.write({C: "A10>d/pivot=00"})
     script.write({"d/pivot=00": f"A10>{C}"})
-    options = Options(round_max_fragments=1)
-    coordinator = Coordinator(script, bindings("a", "c", "d", priority=(1, 0, 0)), options=options)
+    limits = RoundLimits(records=1)
+    coordinator = Coordinator(script, bindings("a", "c", "d", priority=(1, 0, 0)), limits=limits)
     coordinator.learn()
     peek = coordinator.next()
     assert peek is not None
@@ -1119,28 +982,6 @@ def test_77_a_lane_that_is_waited_for_goes_before_one_of_higher_priority() -> No
         script.write({A: f"p2:O{clock}"})
     coordinator.learn()
     assert {seen.clock for seen in taken(coordinator)} == {9}
-
-
-def test_76_a_disk_full_of_what_is_not_whole_ends_the_session() -> None:
-    script = Script(A, C)
-    script.write({A: "C10", C: "C11"})
-    script.write({A: f"A20>{C}"})
-    script.write({A: " ".join(f"p2:O{clock}" for clock in range(30, 50))})
-    script.write({C: "p2:O50"})
-    options = Options(disk_limit=4 * ROW_BYTES, round_max_bytes=ROW_BYTES, read_ahead=True)
-    coordinator = Coordinator(script, bindings("a", "c"), options=options)
-    coordinator.learn()
-    peek = coordinator.next(consume=False)
-    assert peek is not None
-    assert peek.is_peek
-    assert coordinator.next() is None
-    for _ in range(DISK_DEADLOCK_TICKS):
-        coordinator.state.tick()
-    coordinator.state.consumed(peek)
-    for _ in range(DISK_DEADLOCK_TICKS - 1):
-        coordinator.state.tick()
-    with pytest.raises(DiskDeadlock):
-        coordinator.state.tick()
 
 
 def test_74_hints_that_never_come_end_the_session() -> None:
@@ -1194,9 +1035,3 @@ def test_a_session_of_nothing_waits() -> None:
     coordinator.learn()
     assert coordinator.next() is None
     assert coordinator.state.waiting_for() == "Nothing new is committed to the 0 journals it reads."
-
-
-def test_a_round_is_an_eighth_of_the_disk_unless_it_is_told() -> None:
-    assert Options(disk_limit=80).limits.bytes == 10
-    assert Options(disk_limit=80, round_max_bytes=70).limits.bytes == 70
-    assert Options(disk_limit=1).limits.bytes == 1

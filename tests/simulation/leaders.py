@@ -30,42 +30,42 @@ from penstock.model.hints import Commit
 from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.runtime.close_policy import Band, ClosePolicy
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
+from penstock.runtime.machine import Stopped
 from penstock.runtime.materialize.fsm import start, step
 from penstock.runtime.materialize.messages import (
     Acknowledge,
-    Acknowledged,
-    Action,
     BindingReport,
     CallTrigger,
-    CloseRequested,
-    Event,
     Flush,
     Flushed,
-    FrontierReady,
     Gather,
     Gathered,
-    IntentsWritten,
-    Load,
-    Loaded,
-    Rotate,
-    Sleep,
     StartCommit,
+    Store,
+    Stored,
+    TriggerCalled,
+)
+from penstock.runtime.materialize.state import Idle
+from penstock.runtime.materialize.task import LeaderBinding, LeaderTask
+from penstock.runtime.patches import Patches, apply_patches
+from penstock.runtime.protocol import (
+    Acknowledged,
+    Action,
+    CloseRequested,
+    Event,
+    IntentsWritten,
+    Persisted,
+    PersistRecord,
+    Sleep,
     StartedCommit,
     StatsWritten,
     Stop,
     StopRequested,
-    Store,
-    Stored,
-    TriggerCalled,
     Woken,
     WriteIntents,
     WriteStats,
 )
-from penstock.runtime.materialize.state import Idle, Stopped
-from penstock.runtime.materialize.task import Binding, Task
-from penstock.runtime.patches import Patches, apply_patches
-from penstock.runtime.protocol import Persisted, PersistRecord
 from penstock.runtime.recovery import (
     EndpointCheckpoint,
     Entries,
@@ -76,6 +76,7 @@ from penstock.runtime.recovery import (
     reconcile,
 )
 from penstock.runtime.stats import Counts, rfc3339
+from runtime.leading import checkpoint
 
 JOURNALS = ("acme/orders/00", "acme/orders/80")
 WRITER = Producer(1 << 40 | 7)
@@ -427,10 +428,10 @@ class Process:
         self.active = {n: each for n, each in enumerate(self.catalog) if not each.disabled}
         self.layout = Layout({n: each.state_key for n, each in self.active.items()})
         self.shards = world.shards
-        self.task = Task(
+        self.task = LeaderTask(
             name="acme/view",
             bindings=tuple(
-                Binding(collection=f"acme/orders/{n}", state_key=each.state_key)
+                LeaderBinding(collection=f"acme/orders/{n}", state_key=each.state_key)
                 for n, each in enumerate(self.catalog)
             ),
             shards=world.shards,
@@ -504,7 +505,7 @@ class Process:
         while not any(isinstance(action, Stop) for action in wanted):
             wanted = [action for action in wanted if not isinstance(action, Sleep)]
             choices: list[str] = ["do"] * len(wanted) + ["tell"] * len(answers)
-            if self.leader.wants_frontier and not is_read:
+            if self.leader.wants_more and not is_read:
                 choices.append("read")
             self.is_idle = not choices and self._is_quiescent()
             if not choices:
@@ -524,7 +525,7 @@ class Process:
                     is_read = frontier is None
                     if frontier is None:
                         continue
-                    event = FrontierReady(frontier)
+                    event = checkpoint(frontier, docs=self.shards)
             wanted += self._tell(event)
             if self.rng.random() < 0.02:
                 wanted += self._tell(CloseRequested())
@@ -547,12 +548,8 @@ class Process:
     # Effects
 
     def _perform(self, action: Action) -> Generator[str, None, list[Event]]:
-        world, everyone = self.world, range(self.shards)
+        world = self.world
         match action:
-            case Load(frontier=frontier):
-                for read, commit in commits_of(frontier).items():
-                    self.extents[read] = max(commit, self.extents.get(read, 0))
-                return [Loaded(shard=shard, read_docs=1) for shard in everyone]
             case Gather():
                 return [Gathered()]
             case Flush():
@@ -567,7 +564,7 @@ class Process:
             case Store():
                 if world.pattern is Pattern.DIRECT:
                     yield from self._store_directly()
-                return [Stored(shard=shard) for shard in everyone]
+                return [Stored()]
             case WriteStats():
                 yield "publish stats"
                 return [self._publish()]
@@ -580,12 +577,12 @@ class Process:
                 elif world.pattern is Pattern.APPLY:
                     files: Json = dict.fromkeys(self.staged, self.unit)
                     patches = ({"units": {f"{close:016x}": files}},) if files else ()
-                return self._once(StartedCommit, patches)
+                return [StartedCommit(patches)]
             case Acknowledge(patches=patches):
                 self.state = apply_patches(self.state, patches)
                 done = yield from self._apply()
                 self.state = apply_patches(self.state, done)
-                return self._once(Acknowledged, done)
+                return [Acknowledged(done)]
             case WriteIntents(intents=intents):
                 yield "write intents"
                 world.stats += [("ack", c.producer, int(c.clock), 0) for c in intents.commits]
@@ -594,28 +591,22 @@ class Process:
                 yield "call the web hook"
                 world.calls.append(params)
                 return [TriggerCalled()]
-            case Rotate():
-                return []
-            case Sleep() | Stop():
+            case _:
                 raise AssertionError(action)
-
-    def _once(self, kind: type[StartedCommit | Acknowledged], patches: Patches) -> list[Event]:
-        """One call answers for all shards; its patches are the first one's."""
-        return [kind(shard=n, patches=() if n else patches) for n in range(self.shards)]
 
     def _flush(self, action: Flush) -> list[Event]:
         """Gather, load, reduce and stage: one job, of one attempt."""
-        self.unit = f"{self.epoch}/{action.transaction}"
-        self.closed, self.opened = int(action.close), action.transaction
+        txn = action.txn
+        self.unit = f"{self.epoch}/{txn.opened}"
+        self.closed, self.opened = int(txn.closed), txn.opened
         self.staged, self.documents = {}, {}
-        reports = tuple(self._reduce(n, action.max_keys.get(n, b"")) for n in self.active)
+        for read, commit in commits_of(txn.extents).items():
+            self.extents[read] = max(commit, self.extents.get(read, 0))
+        reports = tuple(self._reduce(n, txn.before.max_keys.get(n, b"")) for n in self.active)
         self.world.endpoint.units[self.unit] = dict(self.staged)
         self.position = dict(self.extents)
         patches: Patches = ({"staged": self.unit},) if self.rng.random() < 0.3 else ()
-        return [
-            Flushed(shard=n, reports=() if n else reports, patches=() if n else patches)
-            for n in range(self.shards)
-        ]
+        return [Flushed(reports=reports, patches=patches)]
 
     def _reduce(self, binding: int, greatest: bytes) -> BindingReport:
         """What is stored of a binding: what its table has, and what is new."""

@@ -14,10 +14,10 @@ from msgspec import Struct, structs
 from penstock.journal.state import AckRecord
 from penstock.model.clock import Clock, Flag, Producer
 from penstock.shuffle.rounds import Round
-from penstock.shuffle.state import Options, SessionState
-from penstock.testing.shuffle_oracle import Stamp
-from penstock.testing.simulated_bindings import Reads, bindings_of
-from penstock.testing.simulation import START, Habits, World, create_journal
+from penstock.shuffle.state import RoundLimits, SessionState
+from support.shuffle_oracle import Stamp
+from support.simulated_bindings import Reads, bindings_of
+from support.simulation import START, Habits, World, create_journal
 
 PRODUCERS = [Producer(Producer.MULTICAST | number) for number in (1, 2, 3)]
 
@@ -49,9 +49,9 @@ def write(world: World, *, transactions: int, rows: int) -> None:
             world.append({name: [ack] for name in chosen})
 
 
-def session_of(options: Options) -> SessionState:
+def session_of(limits: RoundLimits = RoundLimits()) -> SessionState:  # noqa: B008 - frozen
     bindings = bindings_of([Reads(collection="a"), Reads(collection="a", priority=1)])
-    return SessionState(bindings, shards=1, options=options)
+    return SessionState(bindings, limits=limits)
 
 
 def learn(session: SessionState, world: World) -> None:
@@ -59,14 +59,12 @@ def learn(session: SessionState, world: World) -> None:
     session.learn("a", world.revision, states)
 
 
-def read(session: SessionState, rounds: int = sys.maxsize) -> int:
-    """Commit rounds as long as there are any; how many there were."""
-    for count in range(rounds):
-        step = session.plan(START)
-        if not isinstance(step, Round):
-            return count
-        session.commit(step)
-    return rounds
+def read(session: SessionState) -> int:
+    """Read rounds for a checkpoint that is requested; how many there were."""
+    count = 0
+    while isinstance(session.advance(START), Round):
+        count += 1
+    return count
 
 
 # -------------------------------------------------------------------------------------- 98: size
@@ -92,8 +90,9 @@ def size_of(root: object) -> int:
 def state_size(*, rows: int, transactions: int = 30) -> int:
     world = world_of(5)
     write(world, transactions=transactions, rows=rows)
-    session = session_of(Options(read_ahead=True))
+    session = session_of()
     learn(session, world)
+    session.request()
     assert read(session) > 0
     return size_of(session)
 
@@ -104,27 +103,26 @@ def test_98_what_a_session_holds_does_not_grow_with_rows() -> None:
 
 
 @pytest.mark.parametrize("limit", [200, 1000])
-def test_98_a_slow_consumer_stops_reading_at_the_limit_and_one_round(limit: int) -> None:
+def test_98_a_checkpoint_is_no_larger_than_a_round_and_nothing_is_read_ahead_of_it(
+    limit: int,
+) -> None:
+    """However large the backlog is, so a task can take it in transactions of a bounded size."""
     world = world_of(5)
     write(world, transactions=120, rows=3)
-    session = session_of(Options(disk_limit=limit, round_max_bytes=limit // 4, read_ahead=True))
+    session = session_of(RoundLimits(bytes=limit))
     learn(session, world)
-    held = handed_out = 0
+    sizes, handed_out = [], 0
     while True:
-        step = session.plan(START)
-        if not isinstance(step, Round):
-            session.request()
-            checkpoint = session.answer()
-            if checkpoint is None:
-                break
-            session.consumed(checkpoint)
-            held -= checkpoint.bytes
-            handed_out += checkpoint.documents
-            continue
-        assert held < limit
-        held += step.bytes
-        session.commit(step)
-    assert held == 0
+        session.request()
+        read(session)
+        checkpoint = session.answer()
+        if checkpoint is None:
+            break
+        assert session.advance(START) is None, "nobody has asked for more"
+        sizes.append(checkpoint.bytes)
+        handed_out += checkpoint.documents
+    assert max(sizes) <= limit
+    assert len(sizes) > sum(sizes) / limit
     assert handed_out == 119 * 3 * 3 * 2
 
 
@@ -151,7 +149,7 @@ def lines_of(work: Callable[[], object]) -> int:
 
 def cost_of_a_checkpoint(journals: int) -> int:
     world = world_of(journals)
-    session = session_of(Options())
+    session = session_of()
     learn(session, world)
     listed = world.revision
     write(world, transactions=9, rows=2)
@@ -161,7 +159,7 @@ def cost_of_a_checkpoint(journals: int) -> int:
         session.learn("a", world.revision, changed)
         session.request()
         while session.answer() is None:
-            read(session, rounds=1)
+            session.advance(START)
 
     return lines_of(checkpoint)
 

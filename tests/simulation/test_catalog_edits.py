@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
 from simulation.leaders import BOTH, Bound, Catalog, Process, World, check_end, check_history
 from simulation.test_two_leaders import DELICATE, a_world, go_on, run_to_the_end
 

@@ -19,13 +19,13 @@ from penstock.model.hints import Commit
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.shuffle.binding import Lane
 from penstock.shuffle.checkpoint import Checkpoints
-from penstock.shuffle.state import Options
-from penstock.testing.schedules import failure, schedule
-from penstock.testing.shuffle_oracle import Doc, Stamp, Torn, Violation, Written
-from penstock.testing.simulated_bindings import Reads, bindings_of
-from penstock.testing.simulated_task import Task
-from penstock.testing.simulated_writers import Writers
-from penstock.testing.simulation import START, Habits, World, chance, create_journal
+from penstock.shuffle.state import RoundLimits
+from support.schedules import failure, schedule
+from support.shuffle_oracle import Disordered, Doc, Stamp, Torn, Violation, Written
+from support.simulated_bindings import Reads, bindings_of
+from support.simulated_task import Task
+from support.simulated_writers import Writers
+from support.simulation import START, Habits, World, chance, create_journal
 
 P = Producer(Producer.MULTICAST | 1)
 J0, J1, J2 = "a/pivot=00", "a/pivot=40", "a/pivot=80"
@@ -71,7 +71,7 @@ def counter_example() -> World:
 
 def task_of(world: World) -> Task:
     bindings = bindings_of([Reads(collection="a")])
-    return Task(world, Writers(world), bindings, Options(round_max_bytes=1))
+    return Task(world, Writers(world), bindings, RoundLimits(bytes=1))
 
 
 # ------------------------------------------------------------------------------- counter-example
@@ -112,8 +112,7 @@ def read_some(task: Task) -> None:
     """Take what there is into the open transaction, and judge it whenever it could be committed."""
     for _ in range(12):
         task.request(chance(0))
-        task.plan(chance(0))
-        task.finish_round(chance(0))
+        task.advance(chance(0))
         task.answer(chance(0))
 
 
@@ -147,5 +146,6 @@ def test_90_unrelated_paces_tear_transactions_and_do_nothing_worse() -> None:
         setting = replace(what.setting, paces=True)
         if violation := failure(replace(what, setting=setting)):
             found.append(violation)
-    assert found
-    assert all(isinstance(violation, Torn) for violation in found), found
+    assert any(isinstance(violation, Torn) for violation in found)
+    # A commit that is shown late comes behind later ones. Nothing is lost, repeated or made up.
+    assert all(isinstance(violation, Torn | Disordered) for violation in found), found

@@ -21,11 +21,11 @@ from penstock.model.json_order import ABSENT
 from penstock.model.reduce import Lookup, State, reduce_full
 from penstock.model.schema import compiled
 from penstock.shuffle.delivery import Delivery
-from penstock.shuffle.state import Options, Round, SessionState
-from penstock.testing.schedules import run, schedule
-from penstock.testing.shuffle_oracle import Doc, Ledger, Stamp
-from penstock.testing.simulated_bindings import Reads, bindings_of
-from penstock.testing.simulation import START, Habits, World, create_journal
+from penstock.shuffle.state import Round, RoundLimits, SessionState
+from support.schedules import run, schedule
+from support.shuffle_oracle import Doc, Ledger, Stamp
+from support.simulated_bindings import Reads, bindings_of
+from support.simulation import START, Habits, World, create_journal
 
 HERE, THERE = "a/pivot=00", "a/pivot=80"
 KEYS = 3
@@ -155,15 +155,15 @@ def test_what_an_ack_announces_comes_with_it_whatever_was_committed_before_it_is
     world.append({HERE: [ack(THERE)]})
     world.append({HERE: [world.fragment([Stamp(q, Flag.OUTSIDE_TXN, at(12))])]})
     world.append({THERE: [ack(HERE)]})
-    for limits in (Options(), Options(round_max_bytes=1)):
-        session = SessionState(bindings_of([Reads(collection="a")]), shards=1, options=limits)
+    for limits in (RoundLimits(), RoundLimits(bytes=1)):
+        session = SessionState(bindings_of([Reads(collection="a")]), limits=limits)
         states = {name: journal.state for name, journal in world.journals.items()}
         session.learn("a", world.revision, states)
         found: list[Delivery] = []
         for _ in range(8):
             session.request()
-            while isinstance(planned := session.plan(at(100)), Round):
-                session.commit(planned)
+            while isinstance(session.advance(at(100)), Round):
+                pass
             if (checkpoint := session.answer()) is not None:
                 found += checkpoint.deliveries
             if len(found) == 2:

@@ -20,12 +20,12 @@ from penstock.model.hints import HintIndex
 from penstock.model.sequence import ProducerState
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.delivery import Checkpoint, Delivery, Outbox
-from penstock.shuffle.reads import Fold, Read
-from penstock.shuffle.state import Options, SessionState
+from penstock.shuffle.reads import Read, ReadFold
+from penstock.shuffle.state import RoundLimits, SessionState
 from penstock.shuffle.topology import Topology
-from penstock.testing.schedules import Schedule, failure, run, schedule, shrink, tell
-from penstock.testing.shuffle_oracle import Disordered, Torn, Violation
-from penstock.testing.simulated_task import OpenSession
+from support.schedules import Schedule, failure, run, schedule, shrink, tell
+from support.shuffle_oracle import Disordered, Torn, Violation
+from support.simulated_task import OpenSession
 
 SEEDS = range(1_000)
 TRIES = 250
@@ -73,19 +73,19 @@ class Forgetful(SessionState):
     """begins anew instead of resuming"""
 
     def __init__(
-        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+        self, bindings: Sequence[Binding], *, resume: Frontier, limits: RoundLimits
     ) -> None:
         recovery = resume if resume.unresolved_hints else EMPTY
-        super().__init__(bindings, shards=shards, resume=recovery, options=options)
+        super().__init__(bindings, resume=recovery, limits=limits)
 
 
 class Hintless(SessionState):
     """takes no hints from ACKs"""
 
     def __init__(
-        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+        self, bindings: Sequence[Binding], *, resume: Frontier, limits: RoundLimits
     ) -> None:
-        super().__init__(bindings, shards=shards, resume=resume, options=options)
+        super().__init__(bindings, resume=resume, limits=limits)
         self._context = replace(self._context, hints=HintIndex(()))
 
 
@@ -104,9 +104,9 @@ class Eager(SessionState):
     """reads each collection as far as that one is known"""
 
     def __init__(
-        self, bindings: Sequence[Binding], *, shards: int, resume: Frontier, options: Options
+        self, bindings: Sequence[Binding], *, resume: Frontier, limits: RoundLimits
     ) -> None:
-        super().__init__(bindings, shards=shards, resume=resume, options=options)
+        super().__init__(bindings, resume=resume, limits=limits)
         self._topology.__class__ = _Newest
 
 
@@ -150,7 +150,9 @@ def _reports_commits_only(told: Callable[[Read], JournalFrontier]) -> Callable[[
 
 
 def _never_replays(_real: object) -> Callable[..., Any]:
-    def replay(self: Fold, producer: Producer, state: ProducerState, _end: int) -> ProducerState:
+    def replay(
+        self: ReadFold, producer: Producer, state: ProducerState, _end: int
+    ) -> ProducerState:
         self.states[producer] = structs.replace(state, gapped=False)
         return self.states[producer]
 
@@ -161,9 +163,9 @@ def _never_replays(_real: object) -> Callable[..., Any]:
     ("where", "name", "wrong"),
     [
         pytest.param(Read, "report", _reports_commits_only, id="open spans are not reported"),
-        pytest.param(Fold, "_replay", _never_replays, id="gapped spans are not replayed"),
+        pytest.param(ReadFold, "_replay", _never_replays, id="gapped spans are not replayed"),
         pytest.param(
-            Fold,
+            ReadFold,
             "_deliver_span",
             lambda real: (
                 lambda self, producer, commit, level: (
@@ -199,7 +201,7 @@ def test_a_rule_is_missed_if(
 def test_an_order_is_found_out_that_is(
     name: str, wrong: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fold, name, wrong(getattr(Fold, name)))
+    monkeypatch.setattr(ReadFold, name, wrong(getattr(ReadFold, name)))
     _, violation = found_by()
     assert isinstance(violation, Disordered)
 
@@ -208,7 +210,7 @@ def test_repetitions_are_missed_if_clocks_are_not_compared(monkeypatch: pytest.M
     def nothing_seen(_state: ProducerState) -> Clock:
         return Clock(0)
 
-    monkeypatch.setattr("penstock.shuffle.reads.seen", nothing_seen)
+    monkeypatch.setattr("penstock.shuffle.reads.seen_through", nothing_seen)
     found_by()
 
 

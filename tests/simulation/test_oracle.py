@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from penstock.model.clock import Clock, Flag, Producer
-from penstock.model.runs import RunOutcome, advance_run, seen, sequence_run
+from penstock.model.runs import RunOutcome, advance_run, seen_through, sequence_run
 from penstock.model.sequence import Outcome, ProducerState, advance, sequence
-from penstock.testing.shuffle_oracle import (
+from support.shuffle_oracle import (
     Contradiction,
     Doc,
     Ledger,
@@ -21,8 +21,8 @@ from penstock.testing.shuffle_oracle import (
     Written,
     contradiction,
 )
-from penstock.testing.simulated_writers import Writers
-from penstock.testing.simulation import Habits, World, create_journal, runs_of
+from support.simulated_writers import Writers
+from support.simulation import Habits, World, create_journal, runs_of
 
 P1 = Producer(Producer.MULTICAST | 1)
 P2 = Producer(Producer.MULTICAST | 2)
@@ -165,7 +165,7 @@ def test_the_runs_of_a_simulated_fragment_say_what_its_rows_say() -> None:
                     begin = next(
                         at
                         for at, stamp in enumerate(rows)
-                        if stamp.producer == run.producer and stamp.clock > seen(state)
+                        if stamp.producer == run.producer and stamp.clock > seen_through(state)
                     )
                 runs[run.producer] = advance_run(state, outcome, run, begin)
             else:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from penstock.testing.schedules import Done, check
+from support.schedules import Done, check
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 

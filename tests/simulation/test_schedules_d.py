@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.testing.schedules import check
+from support.schedules import check
 
 
 @pytest.mark.parametrize("first", [7500, 8750])

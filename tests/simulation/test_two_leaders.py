@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
 from simulation.leaders import Process, Source, World, check_end, check_history
 
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))

@@ -1,8 +1,8 @@
-"""From catalog files to built specs: everything that is wrong is found in one run.
+"""Build specs from catalog files, and find every mistake in one run.
 
-Nothing here starts Spark or asks a connector. Phases follow each other, and each goes on with what
-the one before could make sense of: files and imports, the grammar, names, collections with their
-schemas, then what refers to collections.
+Nothing here starts Spark or calls a connector. Each phase continues with what the previous one
+understood: files and imports, the grammar, names, collections with their schemas, then everything
+that refers to collections.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from penstock.catalog.collection import build_collection
 from penstock.catalog.derivation import build_derivation
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics
 from penstock.catalog.examples import build_test
+from penstock.catalog.forms import check
 from penstock.catalog.grammar import CATALOG
-from penstock.catalog.kinds import check
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
 from penstock.catalog.tasks import build_capture, build_materialization, check_shared
 from penstock.errors import UserError
 from penstock.model.json_order import Json
-from penstock.model.spec import Catalog, Endpoint, StorageMapping, Store
+from penstock.model.spec import Catalog, Endpoint, FragmentStore, StorageMapping
 
 _PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
 _KINDS = {
@@ -38,8 +38,8 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a catalog. If the diagnostics hold an error, `catalog` is only a part of it."""
+class BuildResult:
+    """A built catalog. If the diagnostics hold an error, `catalog` is incomplete."""
 
     catalog: Catalog
     diagnostics: tuple[Diagnostic, ...]
@@ -51,11 +51,11 @@ class Outcome:
 
 
 class InvalidCatalog(UserError):
-    """A catalog with errors in it; the message holds all of them."""
+    """A catalog with errors; the message lists all of them."""
 
 
 Locate = Callable[[Endpoint, str, Json], tuple[str, ...] | None]
-"""What tells a resource of an endpoint from all others; None if that is not known here."""
+"""Identifies a resource of an endpoint among all others; None if that is not known here."""
 
 
 def build_catalog(
@@ -64,12 +64,12 @@ def build_catalog(
     environ: Mapping[str, str] | None,
     allow_outside: bool = False,
     locate: Locate | None = None,
-) -> Outcome:
-    """Read catalogs and what they import, check everything, and build what is sound.
+) -> BuildResult:
+    """Read catalogs and their imports, check everything, and build what is valid.
 
-    `environ` answers whether secrets that the catalog refers to are set; None does not ask, for
-    machines that check catalogs and never run them. `locate` is what connectors know of resources:
-    with it, tasks that would fill the same one are found.
+    `environ` is where secrets must be set; None skips that check, on machines that check catalogs
+    but never run them. `locate` lets connectors identify resources, so that two tasks that would
+    fill the same one are found.
     """
     diagnostics = Diagnostics()
     sources = Sources(diagnostics, allow_outside=allow_outside)
@@ -81,7 +81,7 @@ def build_catalog(
     catalog = _build(scope, environ)
     if locate is not None:
         check_shared(catalog.materializations, scope, locate)
-    return Outcome(
+    return BuildResult(
         catalog=catalog,
         diagnostics=tuple(diagnostics),
         files=tuple(root.at.file for root in sources.catalogs),
@@ -95,18 +95,18 @@ def load_catalog(
     allow_outside: bool = False,
     locate: Locate | None = None,
 ) -> Catalog:
-    """The catalog, or an InvalidCatalog that says everything that is wrong with it."""
-    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    errors = [d for d in outcome.diagnostics if d.is_error]
+    """Build the catalog; raises InvalidCatalog with every error in it."""
+    result = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
+    errors = [d for d in result.diagnostics if d.is_error]
     if errors:
         count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
         listed = "\n".join(d.render() for d in errors)
         raise InvalidCatalog(f"the catalog has {count}\n{listed}")
-    return outcome.catalog
+    return result.catalog
 
 
 def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
-    """Everything of one kind, by name. Defined twice, the first counts (Y-5)."""
+    """Return all definitions of one kind by name. Of two with one name, the first counts."""
     found: dict[str, Node] = {}
     what = _KINDS[kind]
     for root in sources.catalogs:
@@ -123,7 +123,7 @@ def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
                 found[name],
                 "E-PREFIX",
                 f'"{name}" is a prefix of {what} "{inner}"',
-                hint="rename one: each name is a directory of its own",
+                hint="rename one of them: each name is a directory of its own",
                 see=found[inner],
                 at=found[name].key_at,
             )
@@ -176,12 +176,12 @@ def _storage(scope: Scope) -> Iterator[StorageMapping]:
         )
 
 
-def _store(node: Node, scope: Scope) -> Store:
+def _store(node: Node, scope: Scope) -> FragmentStore:
     provider = reading.word(node, "provider", _PROVIDERS, _PROVIDERS[-1])
     needed = "path" if provider == "LOCAL" else "bucket"
     if "provider" in node.members and needed not in node.members:
         scope.sources.error(node, "E-REQUIRED", f'{provider} stores need "{needed}"')
-    return Store(
+    return FragmentStore(
         provider=provider,
         bucket=node.text_of("bucket"),
         prefix=node.text_of("prefix") or "",

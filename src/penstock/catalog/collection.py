@@ -1,4 +1,4 @@
-"""Building collections: schemas, keys, fields, partitions, journals."""
+"""Build collections: schemas, keys, fields, partitions, journals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from penstock.catalog import reading
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
-from penstock.catalog.schemas import RELAXED, WRITE, BuiltSchema, bundle, relaxed
+from penstock.catalog.schema_bundle import RELAXED, WRITE, BuiltSchema, bundle, relaxed
 from penstock.catalog.scope import Known, check_key
 from penstock.journal.names import SEGMENT_BYTES_MAX, encode_value
 from penstock.model import pointer as pointers
-from penstock.model.check import check_schema
 from penstock.model.infer import infer
 from penstock.model.schema import CompiledSchema
+from penstock.model.schema_check import check_schema
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec, Field, Fragments, Frozen
 
@@ -25,12 +25,12 @@ PUBLISHED_FIELD = "flow_published_at"
 UUID_LOCATION = "/_meta/uuid"
 
 _SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE", "E-SPARK-TYPE")
-_OF_A_WHOLE = ("E-ROOT", "E-REDUCE-PARENT")
-"""Problems that may only follow from a reference that leads nowhere."""
+_MAY_FOLLOW = ("E-ROOT", "E-REDUCE-PARENT")
+"""Problems that may be mere consequences of a dangling reference."""
 
 
 def build_collection(name: str, node: Node, sources: Sources) -> Known | None:
-    """A collection without its derivation; None if there is no usable schema."""
+    """Build a collection without its derivation; None if it has no usable schema."""
     key = _key(node, sources)
     schemas = _schemas(node, key, sources)
     if schemas is None:
@@ -57,7 +57,7 @@ def _check_keys(key: Node | None, read: Shape, write: Shape, sources: Sources) -
     for item in key.items if key else ():
         location = item.text
         if location is None or not location.startswith("/") or location in seen:
-            continue  # not a pointer, or twice: said elsewhere
+            continue  # not a pointer, or twice: reported elsewhere
         seen.add(location)
         if check_key(item, f"key {location}", location, read, sources) and write is not read:
             check_key(item, f"key {location} (in writeSchema)", location, write, sources)
@@ -78,7 +78,7 @@ def _key(node: Node, sources: Sources) -> tuple[str, ...]:
 def _schemas(
     node: Node, key: tuple[str, ...], sources: Sources
 ) -> tuple[BuiltSchema, BuiltSchema] | None:
-    """The write and the read schema, if both can be understood."""
+    """Return the write schema and the read schema, if both are sound."""
     single = node.get("schema")
     write_node, read_node = node.get("writeSchema"), node.get("readSchema")
     if single is not None:
@@ -90,7 +90,7 @@ def _schemas(
                 node,
                 "E-REQUIRED",
                 'a collection needs "schema"',
-                hint="or writeSchema and readSchema, where they differ",
+                hint="or both writeSchema and readSchema, if they differ",
                 at=node.key_at,
             )
         return None
@@ -103,10 +103,10 @@ def _schemas(
 
 
 def _is_sound(schema: BuiltSchema, key: tuple[str, ...], sources: Sources) -> bool:
-    """Report what is wrong with a schema; whether its documents have a shape to go on with."""
+    """Report what is wrong with a schema; True if it has a shape to continue with."""
     problems = check_schema(schema.value, key)
     for problem in problems:
-        if schema.broken and problem.code in _OF_A_WHOLE:
+        if schema.broken and problem.code in _MAY_FOLLOW:
             continue
         node = schema.node_at(problem.pointer)
         sources.error(node, problem.code, problem.message, hint=problem.hint, at=node.key_at)
@@ -114,7 +114,7 @@ def _is_sound(schema: BuiltSchema, key: tuple[str, ...], sources: Sources) -> bo
 
 
 def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[Field, ...]:
-    """Every location that the schema names, and the projections that the catalog adds (P-1)."""
+    """Return every location that the schema names, and the projections of the catalog."""
     fields = {
         DOCUMENT_FIELD: Field(name=DOCUMENT_FIELD, location=""),
         PUBLISHED_FIELD: Field(name=PUBLISHED_FIELD, location=UUID_LOCATION),
@@ -128,7 +128,7 @@ def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[F
         declared = _projection(name, node, fields, shape, sources)
         if declared is not None:
             fields[name] = declared
-    _warn_of_case(projections, fields, sources)
+    _warn_about_case(projections, fields, sources)
     return tuple(sorted(fields.values(), key=lambda f: f.name))
 
 
@@ -157,14 +157,14 @@ def _projection(
         sources.error(
             at,
             "E-FIELD",
-            f'field "{name}" is {known.location or "the document"} already; '
+            f'field "{name}" already names {known.location or "the document"}; '
             f"it cannot name {location}",
             hint="choose another name",
         )
         return None
     found, _ = locate(shape, location)
     if found.impossible:
-        sources.error(at, "E-FIELD", f"no document has {location}: the schema excludes it")
+        sources.error(at, "E-FIELD", f"no document has {location}: the schema forbids it")
         return None
     partition = reading.flag(node, "partition")
     if partition:
@@ -173,13 +173,13 @@ def _projection(
             sources.error(
                 at,
                 "E-FIELD",
-                f'"{name[:40]}…" is too long for a partition: journals are named by it',
-                hint=f"at most {SEGMENT_BYTES_MAX // 2} bytes; letters beyond ASCII count three",
+                f'"{name[:40]}…" is too long for a partition: it is part of journal names',
+                hint=f"at most {SEGMENT_BYTES_MAX // 2} bytes; letters beyond ASCII count more",
             )
     return Field(name=name, location=location, declared=True, partition=partition)
 
 
-def _warn_of_case(projections: Node | None, fields: dict[str, Field], sources: Sources) -> None:
+def _warn_about_case(projections: Node | None, fields: dict[str, Field], sources: Sources) -> None:
     folded: dict[str, str] = {}
     for name in sorted(fields):
         other = folded.setdefault(name.casefold(), name)
@@ -189,7 +189,7 @@ def _warn_of_case(projections: Node | None, fields: dict[str, Field], sources: S
                 node,
                 "W-CASE",
                 f'fields "{other}" and "{name}" differ only in case',
-                hint="many endpoints cannot tell such columns apart",
+                hint="many endpoints treat such columns as the same",
             )
 
 

@@ -1,4 +1,4 @@
-"""Building derivations: sources, shuffles, and as much of their code as can be checked unrun."""
+"""Build derivations: sources, shuffles, and checks of their code that need no run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.catalog import reading
 from penstock.catalog.load import Code
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key, key_type
-from penstock.catalog.sql import Database, Mistake, check_parameters
+from penstock.catalog.sqlite_lambdas import LambdaDatabase, Mistake, check_parameters
 from penstock.catalog.tasks import MAX_TXN_S, build_endpoint
 from penstock.model.spec import DerivationSpec, Source, Transform
 
@@ -40,7 +40,7 @@ class _Draft:
 
     @property
     def key_types(self) -> tuple[KeyType, ...] | None:
-        """The types of its shuffle key; None if they do not matter or are not known."""
+        """The types of its shuffle key; None if they do not matter or are unknown."""
         if self.known is None or self.shuffles_any:
             return None
         found = [key_type(self.known.shape, pointer) for pointer in self.shuffle]
@@ -51,7 +51,7 @@ class _Draft:
 def build_derivation(
     node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> DerivationSpec | None:
-    """The `derive` stanza of a collection; None if it has no engine that runs here."""
+    """Build the `derive` stanza of a collection; None if it names no supported engine."""
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
     transforms_node = node.get("transforms")
@@ -141,15 +141,15 @@ def _shuffle(transform: Node, known: Known | None, scope: Scope) -> tuple[str, .
 def _agreed_types(
     declared: Node | None, drafts: Sequence[_Draft], scope: Scope
 ) -> tuple[KeyType, ...]:
-    """All shuffle keys have equal length and types, since they meet on the same shards."""
+    """Return the shuffle key's types. All transforms must have the same: they share shards."""
     typed = [(draft, draft.key_types) for draft in drafts]
     known = [(draft, types) for draft, types in typed if types is not None]
     if declared is not None:
         agreed = tuple(t for text in reading.texts(declared) for t in _KEY_TYPES if t == text)
-        said, see = "shuffleKeyTypes says", declared
+        wants, see = "shuffleKeyTypes is", declared
     elif known:
         first, agreed = known[0]
-        said, see = f"{first.name} shuffles on", first.node
+        wants, see = f"{first.name} shuffles on", first.node
     else:
         return ()
     for draft, types in known:
@@ -157,8 +157,8 @@ def _agreed_types(
             scope.sources.error(
                 draft.node.get("shuffle") or draft.node,
                 "E-SHUFFLE-TYPES",
-                f"{said} ({', '.join(agreed)}), {draft.name} on ({', '.join(types)})",
-                hint="give every transform a shuffle key of the same types, or shuffle: any",
+                f"{wants} ({', '.join(agreed)}), but {draft.name} shuffles on ({', '.join(types)})",
+                hint="give all transforms shuffle keys of the same types, or use shuffle: any",
                 see=see,
             )
     return agreed
@@ -171,22 +171,22 @@ def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
     node = transform.get("lambda")
     if node is None:
         if engine in ("sqlite", "spark"):
-            message = f'a transform needs "lambda", using {engine}'
+            message = f'a transform using {engine} needs "lambda"'
             scope.sources.error(transform, "E-REQUIRED", message)
         return None
     if engine == "python":
         scope.sources.error(
             node,
             "E-KEY",
-            '"lambda" has no place beside using: python',
-            hint="a transform is a method of the module, named after it",
+            '"lambda" cannot be used with using: python',
+            hint="write a method of the module with the name of the transform",
         )
         return None
     return scope.sources.code(node)
 
 
 def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: Scope) -> None:
-    database = Database()
+    database = LambdaDatabase()
     try:
         broken = [(block, database.migrate(block.text)) for block in migrations]
         for block, mistake in broken:
@@ -206,12 +206,12 @@ def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: S
 
 
 def _check_module(code: Code | None, scope: Scope) -> None:
-    """Python that does not parse is found here rather than in a worker."""
+    """Find Python that does not parse here, rather than in a worker."""
     if code is None:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about style; not ours to judge
+            warnings.simplefilter("ignore")  # style is not checked here
             ast.parse(code.text)
     except SyntaxError as e:
         line = e.lineno or 1

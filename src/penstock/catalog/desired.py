@@ -1,12 +1,12 @@
-"""The desired state of a deployment: the catalog that was applied last, in a state log.
+"""The desired state of a deployment: the catalog applied last, in a state log.
 
-Everything that runs, runs what is recorded here, and a catalog becomes true by one compare-and-set:
-there is no moment at which half of it is in force. Specs are recorded one by one as canonical JSON,
-so an edit holds what differs and nothing else. Secrets are references in specs, and stay so here.
+Tasks run what is recorded here, and a catalog takes effect by one compare-and-set: there is no
+moment at which half of it is in effect. Specs are recorded one by one as canonical JSON, so an edit
+holds only the differences. Secrets are references in specs, and stay references here.
 
-Applying is declarative: what the given catalog does not define is removed. That forgets
-definitions, never documents. Whether a change may be made at all, with the documents there are, is
-asked of a `Check`, which the caller gives: the answer needs more than the catalog.
+Applying is declarative: what the given catalog does not define is removed. That removes
+definitions, never documents. Whether existing documents allow a change is up to a `Check` that the
+caller provides, because the answer needs more than the catalog.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _REGISTERED_AT_ONCE: Final = 64
 Spec = CollectionSpec | CaptureSpec | MaterializationSpec | CatalogTest | StorageMapping
 
 
-class Kind(enum.Enum):
-    """What a catalog defines; the value names it in the log and to people."""
+class DefinitionKind(enum.Enum):
+    """The kinds of definition; the value is used in the log and in messages."""
 
     COLLECTION = "collection"
     CAPTURE = "capture"
@@ -57,44 +57,44 @@ class Kind(enum.Enum):
     STORAGE = "storage mapping"
 
 
-_SPECS: Final[Mapping[Kind, type[Spec]]] = {
-    Kind.COLLECTION: CollectionSpec,
-    Kind.CAPTURE: CaptureSpec,
-    Kind.MATERIALIZATION: MaterializationSpec,
-    Kind.TEST: CatalogTest,
-    Kind.STORAGE: StorageMapping,
+_SPECS: Final[Mapping[DefinitionKind, type[Spec]]] = {
+    DefinitionKind.COLLECTION: CollectionSpec,
+    DefinitionKind.CAPTURE: CaptureSpec,
+    DefinitionKind.MATERIALIZATION: MaterializationSpec,
+    DefinitionKind.TEST: CatalogTest,
+    DefinitionKind.STORAGE: StorageMapping,
 }
 
-Name = tuple[Kind, str]
+Name = tuple[DefinitionKind, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """What is recorded: each spec as canonical JSON. Version 0 is before anything was applied."""
+    """The recorded state: each spec as canonical JSON. Version 0: nothing was applied yet."""
 
     version: int = 0
     specs: Mapping[Name, str] = dataclasses.field(default_factory=dict)
 
     def catalog(self) -> Catalog:
-        """The catalog, as it was given."""
+        """Return the catalog as it was applied."""
         names = sorted(self.specs, key=_by_name)
         built = {name: _read(name[0], self.specs[name]) for name in names}
 
-        def all_of(kind: Kind) -> tuple[Any, ...]:
+        def all_of(kind: DefinitionKind) -> tuple[Any, ...]:
             return tuple(spec for (k, _), spec in built.items() if k is kind)
 
         return Catalog(
-            collections=all_of(Kind.COLLECTION),
-            captures=all_of(Kind.CAPTURE),
-            materializations=all_of(Kind.MATERIALIZATION),
-            tests=all_of(Kind.TEST),
-            storage=all_of(Kind.STORAGE),
+            collections=all_of(DefinitionKind.COLLECTION),
+            captures=all_of(DefinitionKind.CAPTURE),
+            materializations=all_of(DefinitionKind.MATERIALIZATION),
+            tests=all_of(DefinitionKind.TEST),
+            storage=all_of(DefinitionKind.STORAGE),
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What one `apply` changes, made for the state of one version."""
+    """The changes of one `apply`, valid for the state of one version."""
 
     version: int
     put: Mapping[Name, str]
@@ -103,9 +103,9 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One definition that is not as it was; at least one of `before` and `after` is there."""
+    """One changed definition; `before` and `after` are not both None."""
 
-    kind: Kind
+    kind: DefinitionKind
     name: str
     before: Spec | None
     after: Spec | None
@@ -118,19 +118,19 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """The changes of an apply, and the version that they made, or would have made."""
+class ApplyResult:
+    """The changes of an apply, and the version that they made, or would make."""
 
     version: int
     changes: tuple[Change, ...]
 
 
 Check = Callable[[Change], Awaitable[str | None]]
-"""Why a change must not be made, None if it may."""
+"""Returns why a change must not be made; None if it may."""
 
 
 class ChangeRefused(UserError):
-    """The catalog is sound, and does not fit what there is."""
+    """The catalog is valid, but does not fit the existing documents."""
 
 
 class NothingApplied(UserError):
@@ -138,26 +138,26 @@ class NothingApplied(UserError):
 
 
 async def load(store: Consensus) -> Catalog:
-    """The catalog that was applied last."""
+    """Load the catalog applied last; raises NothingApplied."""
     replica = await load_log(store, CATALOG_KEY, DesiredMachine())
     if not replica.state.version:
         raise NothingApplied(
             "no catalog has been applied here",
-            fix="apply one: penstock apply catalog.yaml, or give it with --catalog",
+            fix="run penstock apply catalog.yaml, or pass --catalog catalog.yaml",
         )
     return replica.state.catalog()
 
 
 async def apply(
     store: Consensus, catalog: Catalog, *, check: Check | None = None, dry_run: bool = False
-) -> Applied:
-    """Make `catalog` the desired state; what that changes, which may be nothing.
+) -> ApplyResult:
+    """Make `catalog` the desired state; return what that changes, which may be nothing.
 
-    All of `check`'s objections are in one error. If another apply comes between the checks and the
-    commit, they are made again for the state that it left.
+    One error lists all of `check`'s objections. If another apply commits between the checks and
+    this commit, the checks run again on the state that it left.
 
-    The schemas that collections are written under are registered first. So whoever appends finds
-    them, and needs no right to write anything but journals.
+    Write schemas are registered first, so that writers find them and need no right to write
+    anything but journals.
     """
     schemas = Schemas(store)
     log = await StateLog.open(store, CATALOG_KEY, DesiredMachine())
@@ -167,10 +167,10 @@ async def apply(
         await _check(changes, check)
         unchanged = not changes and state.version
         if dry_run:
-            return Applied(version=state.version + (not unchanged), changes=changes)
+            return ApplyResult(version=state.version + (not unchanged), changes=changes)
         await _register(schemas, catalog)
         if unchanged:
-            return Applied(version=state.version, changes=())
+            return ApplyResult(version=state.version, changes=())
         edit = _edit(state, changes)
         try:
             committed = await log.append(partial(_unless_moved, edit))
@@ -178,11 +178,11 @@ async def apply(
             continue
         if committed is None:
             raise Bug("an edit of the catalog was not written", where=CATALOG_KEY)
-        return Applied(version=committed.state.version, changes=changes)
+        return ApplyResult(version=committed.state.version, changes=changes)
 
 
 async def _register(schemas: Schemas, catalog: Catalog) -> None:
-    """All of them, also of collections that are as they were: older releases left it to writers."""
+    """Register all write schemas, even unchanged ones: older releases left it to writers."""
     specs = iter(catalog.collections)
     while batch := list(islice(specs, _REGISTERED_AT_ONCE)):
         puts = (schemas.put(spec.write_schema) for spec in batch)
@@ -204,16 +204,16 @@ async def _check(changes: tuple[Change, ...], check: Check | None) -> None:
 
 
 def plan(state: Desired, catalog: Catalog) -> tuple[Change, ...]:
-    """How `catalog` differs from what is recorded, by kind and name.
+    """Return how `catalog` differs from the recorded state, sorted by kind and name.
 
     Specs are equal if their fingerprints are: a test that moved to another line did not change.
     """
     wanted: dict[Name, Spec] = {
-        **{(Kind.COLLECTION, spec.name): spec for spec in catalog.collections},
-        **{(Kind.CAPTURE, spec.name): spec for spec in catalog.captures},
-        **{(Kind.MATERIALIZATION, spec.name): spec for spec in catalog.materializations},
-        **{(Kind.TEST, spec.name): spec for spec in catalog.tests},
-        **{(Kind.STORAGE, spec.prefix): spec for spec in catalog.storage},
+        **{(DefinitionKind.COLLECTION, spec.name): spec for spec in catalog.collections},
+        **{(DefinitionKind.CAPTURE, spec.name): spec for spec in catalog.captures},
+        **{(DefinitionKind.MATERIALIZATION, spec.name): spec for spec in catalog.materializations},
+        **{(DefinitionKind.TEST, spec.name): spec for spec in catalog.tests},
+        **{(DefinitionKind.STORAGE, spec.prefix): spec for spec in catalog.storage},
     }
     changes = []
     for kind, name in sorted(wanted.keys() | state.specs.keys(), key=_by_name):
@@ -237,7 +237,7 @@ def _edit(state: Desired, changes: tuple[Change, ...]) -> Edit:
 
 
 class _Moved(Exception):
-    """Another apply was faster."""
+    """Another apply committed first."""
 
 
 def _unless_moved(edit: Edit, current: Desired) -> Edit:
@@ -246,11 +246,11 @@ def _unless_moved(edit: Edit, current: Desired) -> Edit:
     return edit
 
 
-def _read(kind: Kind, text: str) -> Spec:
+def _read(kind: DefinitionKind, text: str) -> Spec:
     return from_json(_SPECS[kind], json.loads(text))
 
 
-_ORDER: Final = {kind: position for position, kind in enumerate(Kind)}
+_ORDER: Final = {kind: position for position, kind in enumerate(DefinitionKind)}
 
 
 def _by_name(name: Name) -> tuple[int, str]:
@@ -264,7 +264,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class DesiredMachine:
-    """What the log means (`consensus.replica.Machine`): msgpack of arrays, specs as JSON text."""
+    """The log's machine (`consensus.replica.Machine`): msgpack arrays, specs as JSON text."""
 
     format = 1
 
@@ -274,7 +274,7 @@ class DesiredMachine:
     def apply(self, state: Desired, diff: Edit, revision: int) -> Desired:
         if diff.version != state.version:
             raise Bug(
-                f"an edit of version {diff.version} met version {state.version}", where=CATALOG_KEY
+                f"an edit for version {diff.version} met version {state.version}", where=CATALOG_KEY
             )
         kept = {name: text for name, text in state.specs.items() if name not in diff.remove}
         return Desired(version=state.version + 1, specs={**kept, **diff.put})
@@ -285,7 +285,7 @@ class DesiredMachine:
 
     def decode_diff(self, data: bytes, format: int) -> Edit:  # noqa: A002
         version, put, remove = _decode(data)
-        removed = tuple((Kind(kind), name) for kind, name in remove)
+        removed = tuple((DefinitionKind(kind), name) for kind, name in remove)
         return Edit(version=version, put=_specs_in(put), remove=removed)
 
     def encode_state(self, state: Desired) -> bytes:
@@ -301,4 +301,4 @@ def _specs_out(specs: Mapping[Name, str]) -> list[tuple[str, str, str]]:
 
 
 def _specs_in(specs: list[tuple[str, str, str]]) -> dict[Name, str]:
-    return {(Kind(kind), name): text for kind, name, text in specs}
+    return {(DefinitionKind(kind), name): text for kind, name, text in specs}

@@ -1,8 +1,8 @@
-"""What is wrong with a catalog, where it stands, and what to write instead.
+"""Findings about a catalog: what is wrong, where, and what to write instead.
 
-Checking never stops at the first mistake: every phase reports here and goes on with what it could
-make sense of, so one run shows everything (Y-6). A code that begins with `E-` is an error, one
-with `W-` a warning. Codes are stable, since people filter by them; messages may improve.
+Checking never stops at the first mistake: every phase reports here and continues with what it
+understood, so one run shows everything. A code that begins with `E-` is an error, one with `W-` a
+warning. Codes are stable, because people filter by them; messages may improve.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Position(NamedTuple):
-    """A place in a file as people count: lines and columns from one."""
+class FilePosition(NamedTuple):
+    """A place in a file; lines and columns count from one."""
 
     file: str
     line: int
@@ -23,21 +23,21 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """One finding. `pointer` leads to the value inside the file; "" is the file as a whole."""
+    """One finding. `pointer` leads to the value inside the file; "" is the whole file."""
 
-    at: Position
+    at: FilePosition
     pointer: str
     code: str
     message: str
     hint: str | None = None
-    see: tuple[Position, ...] = ()
+    see: tuple[FilePosition, ...] = ()
 
     @property
     def is_error(self) -> bool:
         return self.code.startswith("E-")
 
     def render(self) -> str:
-        """`file:line:column: pointer: message [CODE]`, then the hint and the other places."""
+        """Render as `file:line:column: pointer: message [CODE]`, the hint, and other places."""
         place = ":".join(map(str, self.at))
         pointer = f" {self.pointer}:" if self.pointer else ""
         lines = [f"{place}:{pointer} {self.message} [{self.code}]"]
@@ -62,14 +62,14 @@ class Diagnostic:
 
 
 class Diagnostics:
-    """Collects findings; iterates them sorted by place.
+    """Collects findings, and iterates them sorted by place.
 
-    A mistake in a shared file or behind an alias is met once per use, but is one mistake: what has
-    the same place, code and message as an earlier finding is dropped.
+    A mistake in a shared file or behind an alias is found once per use, but is one mistake: a
+    finding with the place, code and message of an earlier one is dropped.
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Position, str, str], Diagnostic] = {}
+        self._found: dict[tuple[FilePosition, str, str], Diagnostic] = {}
 
     def report(self, diagnostic: Diagnostic) -> None:
         key = (diagnostic.at, diagnostic.code, diagnostic.message)
@@ -84,13 +84,13 @@ class Diagnostics:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """The known words a person may have meant, closest first."""
+    """Return the known words that may have been meant, closest first."""
     by_folded = {k.casefold(): k for k in known}
     close = difflib.get_close_matches(word.casefold(), by_folded, n=count, cutoff=0.6)
     return [by_folded[c] for c in close]
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
-    """The hint for a word that is not known."""
+    """Return the hint for an unknown word."""
     close = nearest(word, known)
     return f'did you mean "{close[0]}"?' if close else otherwise

@@ -1,7 +1,7 @@
-"""Whether a catalog fits the documents that are there already.
+"""Check that a changed catalog fits the documents already stored.
 
-A changed collection goes on with the journals it has, so every document in them must have a reading
-under the new schema (`journal.compatible`). One without documents may change in any way.
+A changed collection keeps its journals, so every document in them must be readable under the new
+schema (`journal.compatible`). A collection without documents may change in any way.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from penstock.catalog.desired import Change, Check
 from penstock.consensus.store import Consensus
 from penstock.journal.compatible import incompatible
 from penstock.journal.journals import Journals
-from penstock.model.explain import Problem
 from penstock.model.spec import CollectionSpec
+from penstock.model.violations import Problem
 
 
 def fits_documents(store: Consensus) -> Check:
-    """A check for `desired.apply`: refuses what would leave documents without a reading."""
+    """Return a check for `desired.apply` that refuses changes which make documents unreadable."""
     journals = Journals(store)
 
     async def check(change: Change) -> str | None:
@@ -36,7 +36,7 @@ def fits_documents(store: Consensus) -> Check:
 def _objection(journal: str, problems: list[Problem], *, reset: bool) -> str:
     rows = [f"journal {journal} has documents"]
     if reset:
-        rows.append("reset: true would discard them, which this release does not do")
+        rows.append("reset: true would discard them, which this release does not support")
     for problem in problems:
         rows.append(f"{problem.pointer or '/'}: {problem.message} [{problem.code}]")
         if problem.hint:

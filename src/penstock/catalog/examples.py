@@ -1,4 +1,4 @@
-"""Building catalog tests: their steps, and whether what they ingest fits the schemas."""
+"""Build catalog tests: their steps, and checks of the documents that they ingest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.model.spec import CatalogTest, Frozen, Selector, Step
 
 
 def build_test(name: str, node: Node, scope: Scope) -> CatalogTest:
-    """A test, in either form: a list of steps, or a mapping with `steps`."""
+    """Build a test from either form: a list of steps, or a mapping with `steps`."""
     steps = node.get("steps") or node
     built = [_step(i, step, scope) for i, step in enumerate(steps.items)]
     return CatalogTest(
@@ -49,7 +49,7 @@ def _check_documents(number: int, documents: Node, known: Known, scope: Scope) -
     layout = columns(known.writes.shape)
     for i, document in enumerate(documents.items):
         if not document.members:
-            continue  # not a document at all, which the grammar says
+            continue  # not a document: reported by the grammar
         value = document.plain()
         what = f"document {i} of step {number}"
         violations = known.writes.violations(value)
@@ -66,5 +66,5 @@ def _check_documents(number: int, documents: Node, known: Known, scope: Scope) -
                 document.closest(at),
                 "E-INT-RANGE",
                 f"{what}: {at}: {why}",
-                hint="declare minimum and maximum, or a string with format: integer",
+                hint="declare minimum and maximum, or use a string with format: integer",
             )

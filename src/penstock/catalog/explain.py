@@ -1,4 +1,4 @@
-"""What becomes of a collection: how its documents are stored, and how they are reduced."""
+"""`penstock check --explain`: how a collection's documents are stored and reduced."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REST = "(other members)"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A collection for people: its columns by location, and its plan."""
+    """A collection's columns by location, and its reduction plan."""
 
     name: str
     key: tuple[str, ...]
     partitions: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]
-    """Location and type of each column. `*` stands for items, and for members without a name."""
+    """Location and type of each column. `*` stands for items and unnamed members."""
     plan: str
 
     def to_json(self) -> dict[str, object]:
@@ -43,11 +43,13 @@ class Explanation:
 
 
 def explain_collection(spec: CollectionSpec) -> Explanation:
-    """The columns and the reduction plan of a collection as readers see it."""
+    """Explain the columns and the reduction plan of a collection as readers see it."""
     schema = compiled(spec.read_schema.text)
     root = columns.columns(schema.shape)
     rows = [
-        (pointer.render(path), _described(column)) for path, column in columns.walk(root) if path
+        (pointer.render(path), _describe(column))
+        for path, column in columns.walk_columns(root)
+        if path
     ]
     if root.extra is not None:
         rows.append((_REST, "json by name"))
@@ -60,7 +62,7 @@ def explain_collection(spec: CollectionSpec) -> Explanation:
     )
 
 
-def _described(column: Column) -> str:
+def _describe(column: Column) -> str:
     kind = column.kind.value
     if column.kind is Kind.DECIMAL:
         kind += f"({column.precision},{column.scale})"

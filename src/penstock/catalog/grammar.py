@@ -1,54 +1,53 @@
-"""What people may write in a catalog.
+"""The grammar of catalogs: every key, what it is for, and the form of its value.
 
-The tables below are the grammar: every key, what it is for, and the kind of its value. They are
-checked by `penstock.catalog.kinds.check`, printed for editors by `penstock check --print-schema`,
-and are the only place that knows which keys exist.
+`penstock.catalog.forms.check` checks these tables, and `penstock check --print-schema` prints them
+for editors. No other place knows which keys exist.
 """
 
 from __future__ import annotations
 
-from penstock.catalog.kinds import (
+from penstock.catalog.forms import (
     AnyMapping,
     Anything,
+    BooleanValue,
     Choice,
     Either,
-    Flag,
+    Form,
     Key,
-    Kind,
+    KeyedMapping,
     ListOf,
     MapOf,
     Null,
-    Record,
     Text,
     Unsupported,
-    Whole,
+    WholeNumber,
 )
 from penstock.catalog.rewrites import derive_instead, python_instead
 from penstock.journal.names import SEGMENT_BYTES_MAX
 
 # --- words ---
 
-_PART = r"(?!\.+(?:/|$))[\w\-.]+"  # a part of dots alone would climb in a path
+_PART = r"(?!\.+(?:/|$))[\w\-.]+"  # a segment of dots alone would climb up a path
 
 TEXT = Text()
-FLAG = Flag()
+FLAG = BooleanValue()
 NAME = Text(
     expected='a name such as "acme/orders"',
     pattern=rf"{_PART}(/{_PART})*",
     code="E-NAME",
-    hint="letters, digits, - _ . in parts that are joined by /",
-    path_bytes_max=SEGMENT_BYTES_MAX - len("name="),  # tasks write about themselves by their names
+    hint="use letters, digits, - _ and ., in parts joined by /",
+    path_bytes_max=SEGMENT_BYTES_MAX - len("name="),  # it is part of names of ops journals
 )
 PART = Text(
     expected='a name such as "fromOrders"',
     pattern=_PART,
     code="E-NAME",
-    hint="letters, digits, - _ and . only",
+    hint="use only letters, digits, - _ and .",
 )
 POINTER = Text(
     expected='a JSON pointer such as "/id"',
     pattern=r"(/([^~/]|~[01])*)+",
-    hint="the member id of a document is /id, and the member c of its member b is /b/c",
+    hint="write /id for a member, and /address/city for a member of a member",
 )
 POINTERS = ListOf("a list of pointers", POINTER, at_least=1)
 DURATION = Text(
@@ -63,15 +62,15 @@ MOMENT = Text(
 )
 BASE64 = Text(expected="base64 text", pattern=r"[A-Za-z0-9+/]*={0,2}")
 INLINE_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, AnyMapping()))
-DEPTH = Either("true, false, or a depth as a number", (FLAG, Whole()))
+DEPTH = Either("true, false, or a depth as a number", (FLAG, WholeNumber()))
 
 
-def _required(about: str, kind: Kind) -> Key:
-    return Key(about, kind, required=True)
+def _required(about: str, form: Form) -> Key:
+    return Key(about, form, required=True)
 
 
-def _no_effect(kind: Kind) -> Key:
-    return Key("Kept, without an effect here.", kind, accepted=True)
+def _no_effect(form: Form) -> Key:
+    return Key("Accepted, without effect.", form, accepted=True)
 
 
 def _texts_by(what: str) -> MapOf:
@@ -79,40 +78,40 @@ def _texts_by(what: str) -> MapOf:
 
 
 DELETE = Key("Remove it when the catalog is applied.", FLAG)
-DISABLE = Key("Leave it out, but keep checking it.", FLAG)
-BACKFILL = Key("A counter; raising it reads the source again from its start.", Whole())
-PRIORITY = Key("Higher ones are read first.", Whole())
-REDACT_SALT = Key("Salt of `redact: sha256`, in base64.", BASE64)
+DISABLE = Key("Do not use it, but keep checking it.", FLAG)
+BACKFILL = Key("A counter; raising it reads the source again from its start.", WholeNumber())
+PRIORITY = Key("Higher priorities are read first.", WholeNumber())
+REDACT_SALT = Key("Salt for `redact: sha256`, in base64.", BASE64)
 EXPECT_PUB_ID = _no_effect(Anything())
 CONFIG = Key("The configuration, or a file that holds it.", INLINE_OR_FILE)
 
 # --- shared by tasks ---
 
 SHARDS = Key(
-    "How the task is run.",
-    Record(
+    "How the task runs.",
+    KeyedMapping(
         "shards",
         {
             "disable": Key("Do not run the task; it is still checked.", FLAG),
             "minTxnDuration": Key("Keep a transaction open at least this long.", DURATION),
             "maxTxnDuration": Key("Close a transaction after this long.", DURATION),
             "logLevel": Key(
-                "What the task logs.", Choice(("error", "warn", "info", "debug", "trace"))
+                "The level of the task's log.", Choice(("error", "warn", "info", "debug", "trace"))
             ),
             "flags": Key(
-                "Switches.",
-                Record(
+                "Feature flags.",
+                KeyedMapping(
                     "flags",
                     {
-                        "enable-runtime-v2": Key("Run it by the leader, as all tasks are.", TEXT),
-                        "drop-runtime-v1-rollback": Key("Keep nothing of another runtime.", TEXT),
+                        "enable-runtime-v2": Key("Run by the leader, as all tasks are.", TEXT),
+                        "drop-runtime-v1-rollback": Key("Keep no state of another runtime.", TEXT),
                     },
                 ),
             ),
-            "count": Key("How many shards split the range of keys.", Whole(1)),
-            "hotStandbys": _no_effect(Whole()),
-            "ringBufferSize": _no_effect(Whole()),
-            "readChannelSize": _no_effect(Whole()),
+            "count": Key("Number of shards that split the range of keys.", WholeNumber(1)),
+            "hotStandbys": _no_effect(WholeNumber()),
+            "ringBufferSize": _no_effect(WholeNumber()),
+            "readChannelSize": _no_effect(WholeNumber()),
         },
     ),
 )
@@ -120,18 +119,18 @@ SHARDS = Key(
 _VALUES_BY_FIELD = MapOf(
     "a mapping of partition fields to lists of values", ListOf("a list of values", Anything())
 )
-PARTITIONS = Record(
+PARTITIONS = KeyedMapping(
     "a partition selector",
     {
-        "include": Key("Only documents whose field is one of these.", _VALUES_BY_FIELD),
-        "exclude": Key("No document whose field is one of these.", _VALUES_BY_FIELD),
+        "include": Key("Only documents whose field has one of these values.", _VALUES_BY_FIELD),
+        "exclude": Key("No documents whose field has one of these values.", _VALUES_BY_FIELD),
     },
 )
 SOURCE = Either(
     "a collection name, or a mapping with name and partitions",
     (
         NAME,
-        Record(
+        KeyedMapping(
             "a source",
             {
                 "name": _required("The collection to read.", NAME),
@@ -143,14 +142,14 @@ SOURCE = Either(
     ),
 )
 
-CONNECTOR = Record(
+CONNECTOR = KeyedMapping(
     "a connector",
     {
-        "image": _required("Which connector, such as penstock/materialize-sqlite.", TEXT),
+        "image": _required("The connector, such as penstock/materialize-sqlite.", TEXT),
         "config": CONFIG,
     },
 )
-LOCAL = Record(
+LOCAL = KeyedMapping(
     "a local connector",
     {
         "command": _required(
@@ -158,48 +157,48 @@ LOCAL = Record(
             ListOf("a list: the program and its arguments", TEXT, at_least=1),
         ),
         "config": CONFIG,
-        "env": Key("Environment variables of the program.", _texts_by("variables")),
-        "protobuf": Key("Speak protobuf rather than JSON.", FLAG),
+        "env": Key("Environment variables for the program.", _texts_by("variables")),
+        "protobuf": Key("Use protobuf instead of JSON.", FLAG),
     },
 )
-_SPECIFICATION = Record(
-    "a specification", {"configSchema": Key("JSON Schema of the config.", INLINE_OR_FILE)}
+_SPECIFICATION = KeyedMapping(
+    "a specification", {"configSchema": Key("JSON Schema of the configuration.", INLINE_OR_FILE)}
 )
-PYTHON = Record(
+PYTHON = KeyedMapping(
     "a Python module",
     {
         "module": _required("A .py file, or the code itself.", TEXT),
         "config": CONFIG,
-        "spec": Key("What the module says of itself.", _SPECIFICATION),
+        "spec": Key("Specification of the module.", _SPECIFICATION),
     },
 )
 _ENDPOINTS: dict[str, Key | Unsupported] = {
-    "connector": Key("A connector by image.", CONNECTOR),
+    "connector": Key("A connector, by its image.", CONNECTOR),
     "local": Key("A program on this machine.", LOCAL),
     "python": Key("A Python module beside the catalog.", PYTHON),
 }
 
 # --- collections and derivations ---
 
-SQLITE = Record(
+SQLITE = KeyedMapping(
     "using sqlite",
     {
         "migrations": Key(
-            "SQL that creates the state; only ever appended to.",
+            "SQL that creates the state. Only append to this list.",
             ListOf("a list of SQL blocks", TEXT),
         )
     },
 )
-SPARK = Record(
+SPARK = KeyedMapping(
     "using spark",
     {
-        "views": Key("Constants that lambdas may join with.", _texts_by("views")),
+        "views": Key("Constant tables that lambdas may join.", _texts_by("views")),
         "nonlinear": Key(
-            "Whether results may depend on how documents are batched.", Choice(("deny", "allow"))
+            "Allow results that depend on how documents are batched.", Choice(("deny", "allow"))
         ),
     },
 )
-PYTHON_DERIVATION = Record(
+PYTHON_DERIVATION = KeyedMapping(
     "using python",
     {
         **PYTHON.keys,
@@ -209,14 +208,14 @@ PYTHON_DERIVATION = Record(
         "batch": Key("Methods take and yield Arrow batches.", FLAG),
     },
 )
-USING = Record(
+USING = KeyedMapping(
     "using",
     {
-        "sqlite": Key("SQL that runs once per document, in SQLite.", SQLITE),
+        "sqlite": Key("SQL in SQLite, run once per document.", SQLITE),
         "spark": Key("Spark SQL over whole batches.", SPARK),
         "python": Key("A Python module.", PYTHON_DERIVATION),
         "local": Key("A program on this machine.", LOCAL),
-        "connector": Key("A connector by image.", CONNECTOR),
+        "connector": Key("A connector, by its image.", CONNECTOR),
         "typescript": Unsupported(
             "E-TS", "typescript derivations are not supported", python_instead
         ),
@@ -227,10 +226,10 @@ SHUFFLE = Either(
     '"any", or a mapping with key',
     (
         Choice(("any",)),
-        Record(
+        KeyedMapping(
             "a shuffle",
             {
-                "key": _required("Locations of the source documents.", POINTERS),
+                "key": _required("Locations in the source documents.", POINTERS),
                 "lambda": Unsupported(
                     "E-SHUFFLE-LAMBDA",
                     "shuffling by a lambda is not supported",
@@ -240,34 +239,36 @@ SHUFFLE = Either(
         ),
     ),
 )
-TRANSFORM = Record(
+TRANSFORM = KeyedMapping(
     "a transform",
     {
-        "name": _required("Stable; a new name starts over.", PART),
+        "name": _required("A transform with a new name starts over.", PART),
         "source": _required("The collection to read.", SOURCE),
-        "shuffle": Key("What meets on one shard; by default the source's key.", SHUFFLE),
+        "shuffle": Key(
+            "Which documents meet on one shard; by default, those of equal key.", SHUFFLE
+        ),
         "lambda": Key("A .sql file, or the SQL itself.", TEXT),
-        "readDelay": Key("Read documents this much later.", DURATION),
+        "readDelay": Key("Delay documents by this long.", DURATION),
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
     },
 )
-DERIVE = Record(
+DERIVE = KeyedMapping(
     "a derivation",
     {
-        "using": _required("The language of the derivation: sqlite, spark or python.", USING),
+        "using": _required("The engine, such as sqlite, spark or python.", USING),
         "transforms": _required(
-            "What is read, and what is made of it. Their order breaks ties.",
+            "Sources, and the code that runs on them. Their order breaks ties.",
             ListOf("a list of transforms", TRANSFORM),
         ),
         "transform": Unsupported(
             "E-OLD-DERIVE",
-            '"transform" is the old form',
-            "transforms: is a list, and each transform has a name",
+            '"transform" is an old form',
+            "write transforms, a list in which each transform has a name",
         ),
         "shuffleKeyTypes": Key(
-            "Types of the shuffle key, where they cannot be inferred.",
+            "Types of the shuffle key, if they cannot be inferred.",
             ListOf("a list of types", Choice(("boolean", "integer", "string"))),
         ),
         "redactSalt": REDACT_SALT,
@@ -279,33 +280,33 @@ PROJECTION = Either(
     "a JSON pointer, or a mapping with location",
     (
         POINTER,
-        Record(
+        KeyedMapping(
             "a projection",
             {
-                "location": _required("Where the value is.", POINTER),
+                "location": _required("Location of the value.", POINTER),
                 "partition": Key("Split the collection by this field.", FLAG),
             },
         ),
     ),
 )
 CODECS = ("NONE", "GZIP", "ZSTANDARD", "SNAPPY", "GZIP_OFFLOAD_DECOMPRESSION")
-FRAGMENTS = Record(
+FRAGMENTS = KeyedMapping(
     "fragments",
     {
         "compressionCodec": Key("How files are compressed.", Choice(CODECS)),
-        "length": Key("Bytes that a file should reach.", Whole(1)),
+        "length": Key("Target size of a file, in bytes.", WholeNumber(1)),
         "flushInterval": Key("Write a file at least this often.", DURATION),
-        "retention": Key("Drop files that are older.", DURATION),
+        "retention": Key("Drop files older than this.", DURATION),
     },
 )
-COLLECTION = Record(
+COLLECTION = KeyedMapping(
     "a collection",
     {
         "schema": Key("JSON Schema of the documents.", INLINE_OR_FILE),
-        "writeSchema": Key("Schema that written documents satisfy.", INLINE_OR_FILE),
-        "readSchema": Key("Schema that readers see.", INLINE_OR_FILE),
+        "writeSchema": Key("Schema of documents as written.", INLINE_OR_FILE),
+        "readSchema": Key("Schema of documents as read.", INLINE_OR_FILE),
         "key": _required(
-            "JSON pointers, as in key: [/id]; documents of one key are reduced into one.", POINTERS
+            "JSON pointers, as in key: [/id]. Documents of one key are reduced to one.", POINTERS
         ),
         "projections": Key(
             "Names for locations; partition: true splits the collection by one.",
@@ -313,14 +314,14 @@ COLLECTION = Record(
         ),
         "journals": Key(
             "How documents are stored.",
-            Record("journals", {"fragments": Key("The files of a journal.", FRAGMENTS)}),
+            KeyedMapping("journals", {"fragments": Key("The files of a journal.", FRAGMENTS)}),
         ),
         "derive": Key("Computes the collection from others.", DERIVE),
-        "derivation": Unsupported("E-OLD-DERIVE", '"derivation" is the old form', derive_instead),
+        "derivation": Unsupported("E-OLD-DERIVE", '"derivation" is an old form', derive_instead),
         "register": Unsupported(
             "E-OLD-DERIVE",
-            '"register" is the old form',
-            "keep state in using: sqlite (migrations) or using: python",
+            '"register" is an old form',
+            "keep state with using: sqlite (migrations) or using: python",
         ),
         "reset": Key("Start over with new journals; readers backfill.", FLAG),
         "delete": DELETE,
@@ -332,31 +333,31 @@ COLLECTION = Record(
 
 # --- captures and materializations ---
 
-CAPTURE_BINDING = Record(
+CAPTURE_BINDING = KeyedMapping(
     "a capture binding",
     {
-        "resource": _required("What to read, for the connector.", AnyMapping()),
+        "resource": _required("The resource to read, as the connector defines it.", AnyMapping()),
         "target": _required("The collection to fill.", Either("a collection name", (NAME, Null()))),
         "onInvalid": Key(
-            "What becomes of documents that do not fit the schema.", Choice(("fail", "reject"))
+            "How to handle documents that do not fit the schema.", Choice(("fail", "reject"))
         ),
         "disable": DISABLE,
         "backfill": BACKFILL,
     },
 )
-AUTO_DISCOVER = Record(
+AUTO_DISCOVER = KeyedMapping(
     "autoDiscover",
     {
-        "addNewBindings": Key("Bind what is new.", FLAG),
-        "evolveIncompatibleCollections": Key("Start over where a change does not fit.", FLAG),
+        "addNewBindings": Key("Add bindings for new resources.", FLAG),
+        "evolveIncompatibleCollections": Key("Start over if a change is incompatible.", FLAG),
     },
 )
-CAPTURE = Record(
+CAPTURE = KeyedMapping(
     "a capture",
     {
         "endpoint": _required(
             "Where documents come from.",
-            Record(
+            KeyedMapping(
                 "an endpoint",
                 {**_ENDPOINTS, "ingest": Key("Documents sent over HTTP.", AnyMapping())},
                 one_of=("connector", "local", "python", "ingest"),
@@ -365,7 +366,7 @@ CAPTURE = Record(
         "bindings": _required(
             "Which resource fills which collection.", ListOf("a list of bindings", CAPTURE_BINDING)
         ),
-        "interval": Key("Start-to-start, for connectors that end.", DURATION),
+        "interval": Key("Time between starts, for connectors that end.", DURATION),
         "autoDiscover": Key(
             "Look for new resources at start and every two hours.",
             Either("a mapping", (Null(), AUTO_DISCOVER)),
@@ -378,7 +379,7 @@ CAPTURE = Record(
 )
 
 ON_INCOMPATIBLE = Key(
-    "What to do when a schema change does not fit the endpoint.",
+    "What to do if a schema change does not fit the endpoint.",
     Choice(("abort", "backfill", "disableBinding", "disableTask")),
 )
 _FIELD_OPTIONS = MapOf(
@@ -386,21 +387,23 @@ _FIELD_OPTIONS = MapOf(
     Either("a mapping of options for the connector", (AnyMapping(), Null())),
 )
 _FIELD_NAMES = ListOf("a list of fields", TEXT)
-FIELDS = Record(
+FIELDS = KeyedMapping(
     "fields",
     {
-        "recommended": Key("Take what the connector recommends, down to a depth.", DEPTH),
-        "require": Key("Fields that must be there.", _FIELD_OPTIONS),
-        "include": Key("The older name of require.", _FIELD_OPTIONS),
+        "recommended": Key(
+            "Take the fields that the connector recommends, down to a depth.", DEPTH
+        ),
+        "require": Key("Required fields.", _FIELD_OPTIONS),
+        "include": Key("The old name of require.", _FIELD_OPTIONS),
         "exclude": Key("Fields to leave out.", _FIELD_NAMES),
-        "groupBy": Key("Fields that replace the key.", _FIELD_NAMES),
+        "groupBy": Key("Fields to use as key.", _FIELD_NAMES),
     },
     exclusive=(("require", "include"),),
 )
-MATERIALIZATION_BINDING = Record(
+MATERIALIZATION_BINDING = KeyedMapping(
     "a materialization binding",
     {
-        "resource": _required("Where to write, for the connector.", AnyMapping()),
+        "resource": _required("The resource to write, as the connector defines it.", AnyMapping()),
         "source": _required("The collection to read.", SOURCE),
         "fields": Key("Which fields become columns.", FIELDS),
         "onIncompatibleSchemaChange": ON_INCOMPATIBLE,
@@ -411,55 +414,55 @@ MATERIALIZATION_BINDING = Record(
         "disable": DISABLE,
         "backfill": BACKFILL,
         "takeover": Key(
-            "Take the resource from the task that fills it: it is emptied, and filled anew.", FLAG
+            "Take the resource from the task that fills it: it is emptied and filled again.", FLAG
         ),
     },
 )
 FOLLOWED_CAPTURE = Key(
-    "A capture whose bindings are followed.",
+    "A capture whose bindings to follow.",
     Either(
         "a capture name, or a mapping with capture",
         (
             NAME,
-            Record(
+            KeyedMapping(
                 "a followed capture",
                 {
                     "capture": _required("The capture.", NAME),
                     "targetNaming": Key(
-                        "How resources are named.",
+                        "How to name resources.",
                         Either("a naming strategy", (TEXT, AnyMapping())),
                     ),
-                    "deltaUpdates": Key("Whether bindings use delta updates.", FLAG),
-                    "fieldsRecommended": Key("As fields.recommended of every binding.", DEPTH),
+                    "deltaUpdates": Key("Use delta updates in all bindings.", FLAG),
+                    "fieldsRecommended": Key("Sets fields.recommended of every binding.", DEPTH),
                 },
             ),
         ),
     ),
 )
-TRIGGER = Record(
+TRIGGER = KeyedMapping(
     "a trigger",
     {
-        "url": _required("Where to call.", TEXT),
-        "method": Key("How to call.", Choice(("POST", "PUT", "PATCH"))),
+        "url": _required("The URL to call.", TEXT),
+        "method": Key("The HTTP method.", Choice(("POST", "PUT", "PATCH"))),
         "headers": Key("Headers to send.", _texts_by("headers")),
         "payloadTemplate": _required("The body, with {{variables}}.", TEXT),
         "timeout": Key("Give up after this long.", DURATION),
-        "maxAttempts": Key("Tries per call.", Whole(1)),
+        "maxAttempts": Key("Attempts per call.", WholeNumber(1)),
     },
 )
-MATERIALIZATION = Record(
+MATERIALIZATION = KeyedMapping(
     "a materialization",
     {
         "endpoint": _required(
-            "Where documents go to.",
-            Record(
+            "Where documents go.",
+            KeyedMapping(
                 "an endpoint",
                 {
                     **_ENDPOINTS,
                     "dekaf": Unsupported(
                         "E-DEKAF",
                         "dekaf endpoints are not supported",
-                        "read the collection with Spark: format penstock",
+                        'read the collection with Spark: spark.read.format("penstock")',
                     ),
                 },
                 one_of=("connector", "local", "python"),
@@ -473,16 +476,16 @@ MATERIALIZATION = Record(
             ListOf("a list of bindings", MATERIALIZATION_BINDING),
         ),
         "triggers": Key(
-            "Web hooks to call after commits.",
-            Record(
+            "Webhooks to call after commits.",
+            KeyedMapping(
                 "triggers",
                 {
                     "interval": Key("Call at most this often.", DURATION),
-                    "config": _required("The hooks.", ListOf("a list of hooks", TRIGGER)),
+                    "config": _required("The webhooks.", ListOf("a list of webhooks", TRIGGER)),
                 },
             ),
         ),
-        "renamedFrom": Key("What the task was called before: it goes on where that one was.", NAME),
+        "renamedFrom": Key("The task's former name: it continues from where that task was.", NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
@@ -499,8 +502,8 @@ DOCUMENTS = _required(
         (TEXT, ListOf("a list of documents", AnyMapping("a document, as a mapping"))),
     ),
 )
-DESCRIPTION = Key("For people.", TEXT)
-INGEST = Record(
+DESCRIPTION = Key("A description.", TEXT)
+INGEST = KeyedMapping(
     "an ingest step",
     {
         "collection": _required("The collection.", NAME),
@@ -508,7 +511,7 @@ INGEST = Record(
         "description": DESCRIPTION,
     },
 )
-VERIFY = Record(
+VERIFY = KeyedMapping(
     "a verify step",
     {
         "collection": _required("The collection, or {name, partitions}.", SOURCE),
@@ -517,7 +520,7 @@ VERIFY = Record(
         "partitions": Key("Which partitions to compare.", PARTITIONS),
     },
 )
-STEP = Record(
+STEP = KeyedMapping(
     "a step",
     {
         "ingest": Key("Append documents, as one transaction.", INGEST),
@@ -530,11 +533,11 @@ TEST = Either(
     "a list of steps, or a mapping with steps",
     (
         STEPS,
-        Record(
+        KeyedMapping(
             "a test",
             {
                 "description": DESCRIPTION,
-                "steps": _required("What happens, in order.", STEPS),
+                "steps": _required("The steps, in order.", STEPS),
                 "delete": DELETE,
                 "expectPubId": EXPECT_PUB_ID,
             },
@@ -542,16 +545,16 @@ TEST = Either(
     ),
 )
 
-STORE = Record(
+STORE = KeyedMapping(
     "a store",
     {
-        "provider": _required("What kind of store.", Choice(("S3", "GCS", "AZURE", "LOCAL"))),
+        "provider": _required("The kind of store.", Choice(("S3", "GCS", "AZURE", "LOCAL"))),
         "bucket": Key("Its bucket or container.", TEXT),
-        "prefix": Key("A path inside of it.", TEXT),
-        "path": Key("The directory, of a LOCAL store.", TEXT),
+        "prefix": Key("A path inside the bucket.", TEXT),
+        "path": Key("The directory of a LOCAL store.", TEXT),
     },
 )
-STORAGE = Record(
+STORAGE = KeyedMapping(
     "a storage mapping",
     {
         "stores": _required(
@@ -569,12 +572,12 @@ IMPORT = Either(
     "a path, or a mapping with url",
     (
         TEXT,
-        Record(
+        KeyedMapping(
             "an import",
             {
                 "url": _required("The file.", TEXT),
                 "contentType": Key(
-                    "What the file is; an import loads catalogs only.",
+                    "The type of the file. Only catalogs are imported.",
                     Choice(("CATALOG", "JSON_SCHEMA", "CONFIG", "DOCUMENTS_FIXTURE")),
                 ),
             },
@@ -583,11 +586,11 @@ IMPORT = Either(
 )
 
 
-def _of_years_past(key: str, instead: str) -> Unsupported:
-    return Unsupported("E-OLD", f'"{key}" is of a layout of years past', instead)
+def _old_section(key: str, instead: str) -> Unsupported:
+    return Unsupported("E-OLD", f'"{key}" is an old section of catalogs', instead)
 
 
-CATALOG = Record(
+CATALOG = KeyedMapping(
     "a catalog",
     {
         "$schema": Key("For editors.", TEXT),
@@ -599,27 +602,28 @@ CATALOG = Record(
             MapOf("a mapping of collections by name", COLLECTION, names=NAME),
         ),
         "captures": Key(
-            "Fill collections.", MapOf("a mapping of captures by name", CAPTURE, names=NAME)
+            "Tasks that fill collections.",
+            MapOf("a mapping of captures by name", CAPTURE, names=NAME),
         ),
         "materializations": Key(
-            "Keep tables at other systems equal to collections.",
+            "Tasks that keep tables in other systems equal to collections.",
             MapOf("a mapping of materializations by name", MATERIALIZATION, names=NAME),
         ),
         "tests": Key(
-            "Examples of what collections hold after given documents.",
+            "Examples: the content of collections after given documents.",
             MapOf("a mapping of tests by name", TEST),
         ),
         "storageMappings": Key(
             "Where collections are stored, by prefix of their names.",
             MapOf("a mapping of prefixes to stores", STORAGE, names=STORAGE_PREFIX),
         ),
-        "npmDependencies": _of_years_past(
+        "npmDependencies": _old_section(
             "npmDependencies", "remove it: derivations are written in SQL or Python"
         ),
-        "resources": _of_years_past(
-            "resources", "write the value where it is used, or name its file there"
+        "resources": _old_section(
+            "resources", "write the value, or the name of its file, where it is used"
         ),
-        "endpoints": _of_years_past(
+        "endpoints": _old_section(
             "endpoints", "write each endpoint inside its capture or materialization"
         ),
     },

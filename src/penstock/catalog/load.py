@@ -1,8 +1,8 @@
-"""Catalog files: read once, imports followed, references to other files resolved (Y-3, Y-4).
+"""Load catalog files: follow imports, and resolve references to other files.
 
-A catalog is a main file and what it imports. Every path in it is relative to the file that holds it
-and stays below the directory of a main file, so that a catalog can be copied, reviewed and
-trusted as a whole.
+A catalog is a main file and its imports. Every path in it is relative to the file that holds it and
+stays below the directory of a main file, so that a catalog can be copied, reviewed and trusted as a
+whole. Each file is read once.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from os.path import normpath
 from pathlib import Path
 from urllib.parse import unquote
 
-from penstock.catalog.diagnostics import Diagnostic, Diagnostics, Position
+from penstock.catalog.diagnostics import Diagnostic, Diagnostics, FilePosition
 from penstock.catalog.nodes import Node, parse, parse_json
 
 FILE_BYTES_MAX = 64 << 20
 IMPORT_DEPTH_MAX = 100
 MAIN_NAMES = ("catalog.yaml", "catalog.yml", "flow.yaml")
-"""What a directory given in place of a catalog file is searched for, in this order."""
+"""Main files to look for, in this order, where a directory is given."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _CODE_FILE = re.compile(r"[^\s]+\.(sql|py|ts)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """What a reference leads to, and the root of the file (or inline value) that it lies in."""
+class ResolvedReference:
+    """The target of a reference, and the root of the file, or inline value, that holds it."""
 
     node: Node
     root: Node
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """Source code, and where each line of it stands: in a file of its own, or in a YAML file."""
+    """Source code, in a file of its own or inline in a YAML file."""
 
     text: str
     node: Node
@@ -44,23 +44,23 @@ class Code:
     around: Sequence[str] = ()
     """The lines of the YAML file that holds inline code."""
 
-    def position(self, offset: int) -> Position:
-        """Where the character at `offset` of the code was written, as well as can be known."""
+    def position(self, offset: int) -> FilePosition:
+        """Return where the character at `offset` is written, as exactly as possible."""
         before = self.text[:offset]
         line, column = before.count("\n"), offset - (before.rfind("\n") + 1)
         if self.file is not None:
-            return Position(self.file, line + 1, column + 1)
+            return FilePosition(self.file, line + 1, column + 1)
         written = self.text.split("\n")[line]
         # Code of several lines begins below its key, unless it was folded or quoted.
         number = self.node.at.line + line + ("\n" in self.text)
         source = self.around[number - 1] if number <= len(self.around) else ""
         if not written or written not in source:
             return self.node.at
-        return Position(self.node.at.file, number, source.index(written) + column + 1)
+        return FilePosition(self.node.at.file, number, source.index(written) + column + 1)
 
 
 class Sources:
-    """The files of a catalog. One that cannot be found or read is reported and left out."""
+    """The files of a catalog. A file that cannot be read is reported and left out."""
 
     def __init__(self, diagnostics: Diagnostics, *, allow_outside: bool = False) -> None:
         self.diagnostics = diagnostics
@@ -71,12 +71,12 @@ class Sources:
         self._texts: dict[Path, str | None] = {}
 
     def load(self, mains: Sequence[Path]) -> None:
-        """Read the main files and everything that they import, each file once."""
+        """Load the main files and everything that they import."""
         mains = [_main_file(m) for m in mains]
         self._tops = [m.resolve().parent for m in mains]
         loaded: set[Path] = set()
         for main in mains:
-            start = Position(str(main), 1, 1)
+            start = FilePosition(str(main), 1, 1)
             nowhere = Node(None, start, start, "")
             self._load_catalog(main, nowhere, loaded, [])
 
@@ -112,19 +112,19 @@ class Sources:
             importer,
             "W-IMPORT-CYCLE",
             f"imports form a cycle: {' → '.join(cycle)}",
-            hint="harmless, as each file loads once; move what both need into a third file",
+            hint="harmless, because each file loads once; move shared parts to a third file",
         )
 
     # --- references ---
 
-    def follow(self, node: Node) -> Target | None:
-        """What stands in place of `node`: itself, or what its relative URL leads to (Y-4)."""
+    def follow(self, node: Node) -> ResolvedReference | None:
+        """Return the value that `node` stands for: itself, or the target of its relative URL."""
         if node.text is None:
-            return Target(node, node)
+            return ResolvedReference(node, node)
         return self.resolve(node, node.text)
 
-    def resolve(self, node: Node, url: str) -> Target | None:
-        """The value at `url`, a path relative to the file of `node` with an optional fragment."""
+    def resolve(self, node: Node, url: str) -> ResolvedReference | None:
+        """Resolve `url`, a path relative to the file of `node` with an optional fragment."""
         path, _, fragment = url.partition("#")
         root = self.open(node, path)
         if root is None:
@@ -133,15 +133,15 @@ class Sources:
         if found is None:
             self.error(node, "E-IMPORT", f'"#{fragment}" is not in {root.at.file}')
             return None
-        return Target(found, root)
+        return ResolvedReference(found, root)
 
     def open(self, node: Node, path: str) -> Node | None:
-        """The root of the file at `path`, which `node` mentions."""
+        """Return the root of the file at `path`, which `node` mentions."""
         file = self._path(node, path)
         return self._document(file, node) if file is not None else None
 
     def code(self, node: Node) -> Code | None:
-        """Source code written inline, or the text of the file that `node` names."""
+        """Return source code written inline, or the text of the file that `node` names."""
         if node.text is None:
             return None
         if not _CODE_FILE.fullmatch(node.text):
@@ -159,9 +159,9 @@ class Sources:
         *,
         hint: str | None = None,
         see: Node | None = None,
-        at: Position | None = None,
+        at: FilePosition | None = None,
     ) -> None:
-        """Report something about `node`, at its value unless `at` says otherwise."""
+        """Report a finding about `node`, at its value or at `at`."""
         self.diagnostics.report(
             Diagnostic(
                 at=at or node.at,
@@ -176,27 +176,27 @@ class Sources:
     # --- files ---
 
     def _path(self, node: Node, url: str | None = None) -> Path | None:
-        """Where a relative URL leads, if it may be followed."""
+        """Return the path of a relative URL, if it may be followed."""
         url = node.text or "" if url is None else url
         if _SCHEME.match(url) or url.startswith("//"):
             self.error(
                 node,
                 "E-IMPORT",
                 f"{_without_credentials(url)} is not a relative path",
-                hint="nothing is fetched from elsewhere: keep a copy beside the catalog",
+                hint="remote files are not fetched: keep a copy beside the catalog",
             )
             return None
         path = Path(normpath(Path(node.at.file).parent / unquote(url)))
         try:
             real = path.resolve()
-        except (OSError, ValueError, RuntimeError) as e:  # a zero byte, a loop of links
+        except (OSError, ValueError, RuntimeError) as e:  # a zero byte, a loop of symbolic links
             self.error(node, "E-IMPORT", f"{url!r} is not a path: {e}")
             return None
         if not self._allow_outside and not any(real.is_relative_to(t) for t in self._tops):
             self.error(
                 node,
                 "E-IMPORT",
-                f"{url} lies outside of the catalog's directory",
+                f"{url} is outside the catalog's directory",
                 hint="move it below the directory of the main file, or pass --allow-outside",
             )
             return None
@@ -231,7 +231,7 @@ class Sources:
             column = e.start - e.object.rfind(b"\n", 0, e.start)
             self.diagnostics.report(
                 Diagnostic(
-                    at=Position(str(path), line, column),
+                    at=FilePosition(str(path), line, column),
                     pointer="",
                     code="E-YAML",
                     message=f"byte 0x{e.object[e.start]:02x} is not UTF-8",
@@ -248,13 +248,13 @@ class Sources:
                 f"cannot read {path}: {reason}",
                 hint=None
                 if importer.value is None
-                else "paths are relative to the file they stand in",
+                else "paths are relative to the file that contains them",
             )
         return None
 
 
 def find_fragment(root: Node, fragment: str) -> Node | None:
-    """What a URL fragment names: a JSON pointer, or the `$anchor` (or `$id: "#…"`) of a schema."""
+    """Find a URL fragment: a JSON pointer, or the `$anchor` (or `$id: "#…"`) of a schema."""
     if not fragment or fragment.startswith("/"):
         return root.find(fragment)
     return next(

@@ -1,9 +1,9 @@
-"""YAML text to values that know where they stand (Y-1, Y-2).
+"""Parse YAML to values that know their position.
 
-The dialect is YAML whose scalars are JSON's: `null` (also `~` and nothing at all), `true`, `false`,
+The dialect is YAML whose scalars are JSON's: `null` (also `~` and an empty value), `true`, `false`,
 decimal numbers, and strings. `no`, `12:30`, `2019-01-16` and `0o7` are strings. Values are built
-from the parser's events rather than by a stock loader, because that is where both the dialect and
-the positions are still in our hands.
+from the parser's events rather than by a stock loader, which would fix the dialect and lose the
+positions.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 
 import yaml
 
-from penstock.catalog.diagnostics import Diagnostic, Diagnostics, Position
+from penstock.catalog.diagnostics import Diagnostic, Diagnostics, FilePosition
 from penstock.model import pointer as pointers
 from penstock.model.json_order import Json
 
 NODES_MAX = 1_000_000
-"""Values of one file after its aliases are expanded; beyond it, the file is an alias bomb."""
+"""Limit of values in a file after its aliases are expanded, against alias bombs."""
 DEPTH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A value, where it stands, and its JSON pointer within its file.
+    """A value, its position, and its JSON pointer within its file.
 
-    Immutable and a tree: what an alias or a merge key repeats is repeated here, so a pointer is
-    unique. `key_at` is where the member's name stands, or `at` for what has no name.
+    Nodes are an immutable tree: what an alias or a merge key repeats is repeated here, so pointers
+    are unique. `key_at` is the position of the member's name, or `at` for a value without one.
     """
 
     value: bool | int | float | str | tuple[Node, ...] | Mapping[str, Node] | None
-    at: Position
-    key_at: Position
+    at: FilePosition
+    key_at: FilePosition
     pointer: str
 
     @property
@@ -50,19 +50,19 @@ class Node:
 
     @property
     def text(self) -> str | None:
-        """The value if it is a string."""
+        """The value, if it is a string."""
         return self.value if isinstance(self.value, str) else None
 
     def get(self, name: str) -> Node | None:
         return self.members.get(name)
 
     def text_of(self, name: str) -> str | None:
-        """The string member of that name, if it is there and a string."""
+        """Return the member of that name, if it is a string."""
         member = self.members.get(name)
         return member.text if member else None
 
     def plain(self) -> Json:
-        """The bare JSON value; a new one each time."""
+        """Return the bare JSON value; a new object each time."""
         match self.value:
             case tuple() as items:
                 return [item.plain() for item in items]
@@ -72,34 +72,34 @@ class Node:
                 return scalar
 
     def find(self, pointer: str) -> Node | None:
-        """The value at a JSON pointer relative to this one."""
+        """Return the value at a JSON pointer relative to this one."""
         node: Node | None = self
         for token in pointers.parse(pointer):
             node = node.child(token) if node else None
         return node
 
     def closest(self, pointer: str) -> Node:
-        """The value at a JSON pointer, or the last one on the way to it that is there."""
+        """Return the value at a JSON pointer, or the last existing one on the way to it."""
         node = self
         for token in pointers.parse(pointer):
             node = node.child(token) or node
         return node
 
     def child(self, token: str) -> Node | None:
-        """The member or item that one token of a pointer names."""
+        """Return the member or item that one token of a pointer names."""
         if isinstance(self.value, tuple):
             at = pointers.index(token)
             return self.value[at] if at is not None and at < len(self.value) else None
         return self.members.get(token)
 
     def walk(self) -> Iterator[Node]:
-        """This value and all below it."""
+        """Yield this value and all below it."""
         yield self
         for child in self.items or self.members.values():
             yield from child.walk()
 
     def describe(self) -> str:
-        """What a person sees here, for "expected …, found …"."""
+        """Describe the value, for "expected …, found …"."""
         match self.value:
             case None:
                 return "null"
@@ -117,7 +117,7 @@ class Node:
 
 
 def parse(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
-    """The one document of a YAML (or JSON) text; None when it cannot be read, which is reported."""
+    """Parse the one document of a YAML text; None if it cannot be read, which is reported."""
     try:
         raw = _Composer(text, file).document()
         return _Expander(file, diagnostics).expand(raw, "", None)
@@ -131,7 +131,7 @@ def parse(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
 
 
 def parse_json(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
-    """The same for JSON: tabs between tokens, and surrogate pairs, are not YAML's."""
+    """Parse JSON, which unlike YAML allows tabs between tokens and escaped surrogate pairs."""
 
     def pair(match: re.Match[str]) -> str:
         return match[1] + bytes.fromhex(match[2] + match[3]).decode("utf-16-be")
@@ -139,7 +139,7 @@ def parse_json(text: str, file: str, diagnostics: Diagnostics) -> Node | None:
     return parse(_SURROGATES.sub(pair, text.replace("\t", " ")), file, diagnostics)
 
 
-# --- events to raw values: shares what aliases share, so a bomb is counted and never built ---
+# --- events to raw values, which aliases share: a bomb is counted and never built ---
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CORE = "tag:yaml.org,2002:"
@@ -151,9 +151,9 @@ _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": Tru
 
 @dataclass(slots=True)
 class _Raw:
-    """A value before expansion; `pairs` keeps a mapping's order, repetitions and merge keys."""
+    """A value before aliases are expanded; `pairs` keeps order, repetitions and merge keys."""
 
-    at: Position
+    at: FilePosition
     scalar: bool | int | float | str | None = None
     items: list[_Raw] | None = None
     pairs: list[tuple[_Raw, _Raw]] | None = None
@@ -166,10 +166,10 @@ class _Raw:
 class _Unreadable(Exception):
     def __init__(
         self,
-        at: Position,
+        at: FilePosition,
         message: str,
         hint: str | None = None,
-        see: tuple[Position, ...] = (),
+        see: tuple[FilePosition, ...] = (),
     ) -> None:
         super().__init__(message)
         self.at = at
@@ -182,35 +182,35 @@ class _Composer:
     def __init__(self, text: str, file: str) -> None:
         self._file = file
         self._lines = text
-        self._events = self._guarded(text)
+        self._events = self._parse_events(text)
         self._anchors: dict[str, _Raw | None] = {}  # None while the anchored value is being read
 
-    def _guarded(self, text: str) -> Iterator[Any]:
+    def _parse_events(self, text: str) -> Iterator[Any]:
         try:
             yield from yaml.parse(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as e:
             marks = [m for m in (e.problem_mark, e.context_mark) if m]
-            at, *others = [self._position(m) for m in marks] or [Position(self._file, 1, 1)]
+            at, *others = [self._position(m) for m in marks] or [FilePosition(self._file, 1, 1)]
             see = tuple(other for other in others if other.line != at.line)
             problem = e.problem or "cannot be read"
             message = f"{e.context}, {problem}" if e.context else problem
             raise _Unreadable(at, message, self._explain(problem, at), see) from None
         except yaml.reader.ReaderError as e:
             before = text[: e.position] if isinstance(e.position, int) else ""
-            at = Position(self._file, before.count("\n") + 1, len(before) - before.rfind("\n"))
+            at = FilePosition(self._file, before.count("\n") + 1, len(before) - before.rfind("\n"))
             raise _Unreadable(at, f"character U+{_code(e.character):04X} is not allowed") from None
 
-    def _explain(self, problem: str, at: Position) -> str | None:
+    def _explain(self, problem: str, at: FilePosition) -> str | None:
         lines = self._lines.splitlines()
         line = lines[at.line - 1] if at.line <= len(lines) else ""
         if "\t" in line[: len(line) - len(line.lstrip())]:
-            return "indent with spaces; YAML does not allow tabs there"
+            return "indent with spaces: YAML does not allow tabs here"
         if "mapping values are not allowed" in problem:
             return 'quote a value that contains ": ", and check the indentation'
         if "cannot start any token" in problem:
             return "quote a value that begins with @, `, % or a tab"
         if "escape code" in problem:
-            return "half of a surrogate pair is no character: write both halves, or U+FFFD"
+            return "half of a surrogate pair is not a character: write both halves, or U+FFFD"
         if "block" in problem or "expected ':'" in problem:
             return "check the indentation, and that every key is followed by a colon"
         return None
@@ -223,16 +223,16 @@ class _Composer:
                     raise _Unreadable(
                         self._position(event.start_mark),
                         "a second document begins here",
-                        "one file holds one document; put the other in a file of its own",
+                        "a file holds one document: move the other to a file of its own",
                     )
                 result = self._value(next(self._events), 1)
         if result is None:
-            return _Raw(Position(self._file, 1, 1))
+            return _Raw(FilePosition(self._file, 1, 1))
         if result.size > NODES_MAX:
             raise _Unreadable(
                 result.at,
-                f"aliases expand to {result.size} values, more than {NODES_MAX}",
-                "repeat less: an alias of an alias multiplies",
+                f"aliases expand to {result.size} values, which exceeds {NODES_MAX}",
+                "use fewer aliases: an alias of an alias multiplies",
             )
         return result
 
@@ -256,15 +256,15 @@ class _Composer:
             self._anchors[event.anchor] = raw
         return raw
 
-    def _alias(self, name: str, at: Position) -> _Raw:
+    def _alias(self, name: str, at: FilePosition) -> _Raw:
         if name not in self._anchors:
             raise _Unreadable(at, f"alias *{name} has no anchor &{name} before it")
         target = self._anchors[name]
         if target is None:
-            raise _Unreadable(at, f"alias *{name} stands inside the value it repeats")
+            raise _Unreadable(at, f"alias *{name} is inside the value it repeats")
         return target
 
-    def _sequence(self, at: Position, depth: int) -> _Raw:
+    def _sequence(self, at: FilePosition, depth: int) -> _Raw:
         items = []
         for event in self._events:
             if isinstance(event, yaml.SequenceEndEvent):
@@ -272,14 +272,14 @@ class _Composer:
             items.append(self._value(event, depth + 1))
         return self._container(_Raw(at, items=items), items)
 
-    def _mapping(self, at: Position, depth: int) -> _Raw:
+    def _mapping(self, at: FilePosition, depth: int) -> _Raw:
         pairs = []
         for event in self._events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             key = self._value(event, depth + 1)
             if key.key is None:
-                raise _Unreadable(key.at, "a mapping key is a list or a mapping; keys are strings")
+                raise _Unreadable(key.at, "a mapping key must be a string")
             pairs.append((key, self._value(next(self._events), depth + 1)))
         return self._container(_Raw(at, pairs=pairs), [value for _, value in pairs])
 
@@ -290,7 +290,7 @@ class _Composer:
             raise _Unreadable(raw.at, f"values nest deeper than {DEPTH_MAX} levels")
         return raw
 
-    def _scalar(self, event: Any, at: Position) -> _Raw:  # noqa: ANN401
+    def _scalar(self, event: Any, at: FilePosition) -> _Raw:  # noqa: ANN401
         text: str = event.value
         plain = event.tag is None and event.implicit[0]
         if plain:
@@ -304,7 +304,7 @@ class _Composer:
             self._expect_tag(event.tag, "str", at)
         return _Raw(at, value, key=text)
 
-    def _plain(self, text: str, at: Position) -> bool | int | float | str | None:
+    def _plain(self, text: str, at: FilePosition) -> bool | int | float | str | None:
         if text in _WORDS:
             return _WORDS[text]
         match = _NUMBER.fullmatch(text)
@@ -312,22 +312,22 @@ class _Composer:
             return text
         if match[2] is None and match[3] is None:
             if len(text) > _DIGITS_MAX:
-                raise _Unreadable(at, f"a number of {len(text)} digits", "quote it")
+                raise _Unreadable(at, f"a number of {len(text)} digits is too long", "quote it")
             return int(text)
         number = float(text)
         if math.isinf(number):
-            raise _Unreadable(at, f"{text} is beyond the range of numbers", "quote it")
+            raise _Unreadable(at, f"{text} is out of range", "quote it")
         return number
 
-    def _expect_tag(self, tag: str | None, kind: str, at: Position) -> None:
+    def _expect_tag(self, tag: str | None, kind: str, at: FilePosition) -> None:
         if tag not in (None, "!", _CORE + kind):
             shown = tag.replace(_CORE, "!!") if tag else ""
             raise _Unreadable(
-                at, f"unknown tag {shown}", "values are what JSON has; remove the tag"
+                at, f"unknown tag {shown}", "remove the tag: values are those of JSON"
             )
 
-    def _position(self, mark: Any) -> Position:  # noqa: ANN401 - two unrelated classes of PyYAML
-        return Position(self._file, mark.line + 1, mark.column + 1)
+    def _position(self, mark: Any) -> FilePosition:  # noqa: ANN401 - two unrelated classes of PyYAML
+        return FilePosition(self._file, mark.line + 1, mark.column + 1)
 
 
 def _tag_of(value: object) -> str:
@@ -347,7 +347,7 @@ class _Expander:
         self._file = file
         self._diagnostics = diagnostics
 
-    def expand(self, raw: _Raw, pointer: str, key_at: Position | None) -> Node:
+    def expand(self, raw: _Raw, pointer: str, key_at: FilePosition | None) -> Node:
         at = raw.at
         if raw.items is not None:
             items = tuple(self.expand(v, f"{pointer}/{i}", None) for i, v in enumerate(raw.items))
@@ -360,16 +360,16 @@ class _Expander:
             return Node(members, at, key_at or at, pointer)
         return Node(raw.scalar, at, key_at or at, pointer)
 
-    def _members(self, raw: _Raw, pointer: str) -> dict[str, tuple[Position, _Raw]]:
-        """Own members, then those of merged mappings that are not yet there."""
-        own: dict[str, tuple[Position, _Raw]] = {}
-        merged: dict[str, tuple[Position, _Raw]] = {}
+    def _members(self, raw: _Raw, pointer: str) -> dict[str, tuple[FilePosition, _Raw]]:
+        """Return own members, and those of merged mappings that are not among them."""
+        own: dict[str, tuple[FilePosition, _Raw]] = {}
+        merged: dict[str, tuple[FilePosition, _Raw]] = {}
         for key, value in raw.pairs or ():
             name = str(key.key)
             if key.is_merge:
                 for source in value.items if value.items is not None else [value]:
                     if source.pairs is None:
-                        self._error(source.at, pointer, "<< merges mappings, and this is none")
+                        self._error(source.at, pointer, "<< merges mappings, and this is not one")
                     for inherited, found in self._members(source, pointer).items():
                         merged.setdefault(inherited, found)
             elif name in own:
@@ -378,7 +378,7 @@ class _Expander:
                 own[name] = (key.at, value)
         return merged | own
 
-    def _error(self, at: Position, pointer: str, message: str, *see: Position) -> None:
+    def _error(self, at: FilePosition, pointer: str, message: str, *see: FilePosition) -> None:
         self._diagnostics.report(
             Diagnostic(at=at, pointer=pointer, code="E-YAML", message=message, see=see)
         )

@@ -1,7 +1,7 @@
-"""Values of keys whose form the grammar has checked.
+"""Read the values of keys whose form the grammar has checked.
 
 Each reader returns the default where a key is absent or malformed: the grammar has reported the
-latter, and going on with a default finds the other mistakes in the same run.
+latter, and continuing with a default finds more mistakes in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def whole(node: Node, name: str, default: _T) -> int | _T:
 
 
 def word(node: Node, name: str, allowed: tuple[_T, ...], default: _T) -> _T:
-    """One of a few words, as the literal type that the spec wants."""
+    """Return one of a few words, as the literal type that the spec wants."""
     text = node.text_of(name)
     return next((choice for choice in allowed if choice == text), default)
 
@@ -39,20 +39,20 @@ def texts(node: Node | None) -> tuple[str, ...]:
 
 
 def text_pairs(node: Node | None) -> tuple[tuple[str, str], ...]:
-    """A mapping of strings, sorted by name."""
+    """Return a mapping of strings, sorted by name."""
     members = node.members.items() if node else ()
     return tuple(sorted((name, m.text) for name, m in members if m.text is not None))
 
 
 def seconds(node: Node, name: str, default: _T) -> int | _T:
-    """A duration such as `1h 30m`."""
+    """Return the seconds of a duration such as `1h 30m`."""
     text = node.text_of(name)
     parts = re.findall(r"(\d+)([smhd])", text or "")
     return sum(int(count) * _SECONDS[unit] for count, unit in parts) if parts else default
 
 
 def moment(node: Node) -> str | None:
-    """An RFC 3339 time as the same instant in UTC; None if there is no such time."""
+    """Return an RFC 3339 time in UTC; None if there is no such time."""
     text = (node.text or "").upper().replace(" ", "T")
     whole_part, point, rest = text.partition(".")
     digits = re.match(r"\d*", rest)

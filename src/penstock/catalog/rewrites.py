@@ -1,4 +1,4 @@
-"""What to write instead of forms that other or older tools understand."""
+"""Hints for forms that other or older tools understand: what to write instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.catalog.nodes import Node
 
 
 def derive_instead(trail: Sequence[Node]) -> str:
-    """The `derive` stanza with the transforms of an old `derivation`."""
+    """Rewrite an old `derivation` as a `derive` stanza with the same transforms."""
     transforms = trail[-1].get("transform")
     lines = [
         "write it as a derive stanza:",
@@ -30,7 +30,7 @@ def derive_instead(trail: Sequence[Node]) -> str:
 
 
 def python_instead(trail: Sequence[Node]) -> str:
-    """A Python module with the methods that a TypeScript derivation would have."""
+    """Sketch the Python module of a TypeScript derivation."""
     names = trail[-1].pointer.split("/")
     collection = names[names.index("collections") + 1] if "collections" in names else "collection"
     module = collection.replace("~1", ".").replace("~0", "~")
@@ -48,6 +48,6 @@ def python_instead(trail: Sequence[Node]) -> str:
 
 
 def snake_case(name: str) -> str:
-    """`fromInts` as Python spells it: `from_ints`."""
+    """Spell `fromInts` as Python does: `from_ints`."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return re.sub(r"\W", "_", parted).lower()

@@ -1,4 +1,4 @@
-"""What names mean while a catalog is being built."""
+"""Resolve names while a catalog is built, and build the parts that several kinds of task share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.model import pointer as pointers
-from penstock.model.explain import one_of_types
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import ANY, Shape, locate
 from penstock.model.spec import (
@@ -22,25 +21,26 @@ from penstock.model.spec import (
     Shards,
     Source,
 )
+from penstock.model.violations import one_of_types
 
 KEY_TYPES = ("boolean", "integer", "string")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """A collection that was built, with what others ask about it."""
+    """A built collection, with what references to it need."""
 
     spec: CollectionSpec
     shape: Shape
-    """Of documents as readers see them."""
+    """Shape of documents as readers see them."""
     writes: CompiledSchema
 
 
 class Scope:
-    """Every name of the catalog, and what became of it.
+    """Every name in the catalog, and the collections built so far.
 
-    `defined` holds the definitions by kind and name, also of what could not be built: a reference
-    to such a thing is not a second mistake.
+    `defined` holds the definitions by kind and name, including those that could not be built: a
+    reference to such a definition is not a second mistake.
     """
 
     def __init__(self, sources: Sources, defined: Mapping[str, Mapping[str, Node]]) -> None:
@@ -49,13 +49,13 @@ class Scope:
         self.collections: dict[str, Known] = {}
 
     def collection(self, node: Node | None) -> Known | None:
-        """The collection that `node` names."""
+        """Return the collection that `node` names."""
         if node is None or not self.refer(node, "collections", "collection"):
             return None
         return self.collections.get(node.text or "")
 
     def refer(self, node: Node, kind: str, what: str) -> bool:
-        """Whether `node` names something of that kind that stays; reports it if not."""
+        """True if `node` names a definition that is not marked for deletion; else report it."""
         if node.text is None:
             return False
         found = self.defined[kind].get(node.text)
@@ -81,7 +81,7 @@ def _listing(kind: str, names: Mapping[str, Node]) -> str:
 
 
 def key_type(shape: Shape, pointer: str) -> str | None:
-    """The type of a location if keys may have it (K-1): exactly one of three, null aside."""
+    """Return the type of a location if keys may have it: exactly one of three, null aside."""
     found, _ = locate(shape, pointer)
     types = found.not_null
     return next(iter(types)) if len(types) == 1 and types <= set(KEY_TYPES) else None
@@ -90,7 +90,7 @@ def key_type(shape: Shape, pointer: str) -> str | None:
 def check_key(
     node: Node, what: str, pointer: str, shape: Shape, sources: Sources, *, must_exist: bool = True
 ) -> bool:
-    """Whether a location may be part of a key; says why if not. `what` introduces the message."""
+    """True if a location may be part of a key; else report why. `what` introduces the message."""
     found, exists = locate(shape, pointer)
     if must_exist and not exists:
         absent, hint = _why_absent(shape, pointer)
@@ -111,7 +111,7 @@ def check_key(
 
 
 def _why_absent(shape: Shape, pointer: str) -> tuple[str, str | None]:
-    """The first step of the way that documents may lack, and what to do about it."""
+    """Return the first step of a location that documents may lack, and what to do."""
     above = ""
     for token in pointers.parse(pointer):
         here, _ = locate(shape, above)
@@ -128,7 +128,7 @@ def _why_absent(shape: Shape, pointer: str) -> tuple[str, str | None]:
 
 
 def build_source(node: Node | None, scope: Scope) -> tuple[Source | None, Known | None]:
-    """What a transform or binding reads, by name or `{name, partitions, …}`."""
+    """Build the source of a transform or binding: a name, or `{name, partitions, …}`."""
     if node is None:
         return None, None
     name = node if node.text is not None else node.get("name")
@@ -157,12 +157,12 @@ def _moment(node: Node, name: str, scope: Scope) -> str | None:
         return None
     read = reading.moment(member)
     if read is None and "-" in member.text and ":" in member.text:
-        scope.sources.error(member, "E-TYPE", f"there is no time {member.text}")
+        scope.sources.error(member, "E-TYPE", f"{member.text} is not a valid time")
     return read
 
 
 def build_selector(node: Node | None, known: Known | None, scope: Scope) -> Selector:
-    """Partitions to read. Only partition fields may be named, with values of their type."""
+    """Build a partition selector: partition fields, with values of their type."""
     if node is None:
         return Selector()
     return Selector(
@@ -209,12 +209,12 @@ def _type_name(value: object) -> str:
 
 
 def _distinct(values: Sequence[Scalar]) -> tuple[Scalar, ...]:
-    """Each value once. True and 1 are different values, which Python's equality denies."""
+    """Return each value once. True and 1 differ here, though Python calls them equal."""
     return tuple({(type(v), v): v for v in values}.values())
 
 
 def build_shards(node: Node | None, scope: Scope, *, max_txn_s: int) -> Shards:
-    """How a task is run; `max_txn_s` is the default of its kind."""
+    """Build a task's shard settings; `max_txn_s` is the default of its kind."""
     if node is None:
         return Shards(max_txn_s=max_txn_s)
     shortest = reading.seconds(node, "minTxnDuration", 0)

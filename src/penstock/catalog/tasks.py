@@ -1,4 +1,4 @@
-"""Building captures and materializations, as far as that needs no connector."""
+"""Build captures and materializations, as far as possible without a connector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.catalog import reading
 from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
-from penstock.catalog.secrets import check_references
+from penstock.catalog.secret_references import check_references
 from penstock.model.json_order import Json, canonical_json
 from penstock.model.spec import (
     AutoDiscover,
@@ -48,7 +48,7 @@ _ON_INCOMPATIBLE: tuple[OnIncompatible, ...] = (
 def build_endpoint(
     node: Node | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> Endpoint | None:
-    """The one endpoint that is given; None where the grammar found none."""
+    """Build the endpoint; None where the grammar found none."""
     kind = next((k for k in _ENDPOINT_KINDS if node and k in node.members), None)
     inner = node.get(kind) if node and kind else None
     if inner is None or kind is None:
@@ -108,7 +108,10 @@ def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:
     target = node.get("target")
     if target is not None and target.value is None and not disabled:
         scope.sources.error(
-            target, "E-REQUIRED", "a binding without a target is disabled", hint="add disable: true"
+            target,
+            "E-REQUIRED",
+            "a binding without a target must be disabled",
+            hint="add disable: true",
         )
     scope.collection(target)
     return CaptureBinding(
@@ -131,7 +134,7 @@ def build_materialization(
             node,
             "E-REQUIRED",
             'a materialization needs "bindings"',
-            hint="or source: the capture whose bindings it follows",
+            hint="or source, to follow the bindings of a capture",
             at=node.key_at,
         )
     items = bindings_node.items if bindings_node else ()
@@ -192,26 +195,26 @@ def _materialization_binding(
 
 
 def _renamed_from(name: str, node: Node, scope: Scope) -> str | None:
-    """The name that a task had before: nobody else has it now, or goes on from it."""
+    """Return a task's former name, which no other task may have now or continue from."""
     given = node.get("renamedFrom")
     if given is None or given.text is None:
         return None
     tasks = scope.defined["materializations"]
     if given.text in tasks:
         message = f'renamedFrom: "{given.text}" is defined as well'
-        hint = "remove the task of the old name: this one goes on where it was"
+        hint = "remove the task of the old name: this one continues from where it was"
         scope.sources.error(given, "E-RENAMED", message, hint=hint, see=tasks[given.text])
     for other, task in tasks.items():
         theirs = task.get("renamedFrom")
         if theirs is not None and theirs.text == given.text and other < name:
             message = f'"{other}" was renamed from "{given.text}" too'
-            hint = "one task goes on where it was; remove renamedFrom from the other"
+            hint = "only one task can continue from it: remove renamedFrom from the other"
             scope.sources.error(given, "E-RENAMED", message, hint=hint, see=theirs)
     return given.text
 
 
 def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> FieldSelection:
-    """The fields a binding names: they exist, and no wish contradicts another."""
+    """Build a field selection: its fields must exist, and must not contradict each other."""
     if node is None:
         return FieldSelection()
     require = node.get("require") or node.get("include")
@@ -224,10 +227,11 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
             _check_field(item.text, item, known, scope)
     for item in exclude.items if exclude else ():
         if item.text in required:
-            message = f'field "{item.text}" is required and excluded'
+            message = f'field "{item.text}" is both required and excluded'
             scope.sources.error(item, "E-FIELD", message, see=required[item.text or ""])
         if item.text in reading.texts(group_by):
-            scope.sources.error(item, "E-FIELD", f'field "{item.text}" is in groupBy and excluded')
+            message = f'field "{item.text}" is both in groupBy and excluded'
+            scope.sources.error(item, "E-FIELD", message)
     for item in group_by.items if group_by else ():
         field = known.spec.field(item.text or "") if known else None
         if known and field:
@@ -253,7 +257,7 @@ def _check_field(name: str, at: Node, known: Known | None, scope: Scope) -> None
 
 
 def _depth(node: Node | None) -> int | None:
-    """Levels of recommended fields: true is all, false is none."""
+    """Return the levels of recommended fields: true is all, false is none."""
     match node.value if node else True:
         case True:
             return None
@@ -271,7 +275,7 @@ def _resource(node: Node) -> Frozen:
 
 
 def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
-    """No two active bindings have the same resource. Connectors compare paths once more."""
+    """Report active bindings of one task with the same resource, spelled the same."""
     first: dict[str, tuple[int, Node]] = {}
     for i, binding in enumerate(bindings):
         resource = binding.get("resource")
@@ -290,7 +294,7 @@ def check_shared(
     scope: Scope,
     locate: Callable[[Endpoint, str, Json], tuple[str, ...] | None],
 ) -> None:
-    """No two active bindings of the catalog fill the same resource, whatever it is called there."""
+    """Report active bindings of the catalog that fill the same resource, however it is spelled."""
     first: dict[tuple[str, ...], tuple[str, Node]] = {}
     for task in tasks:
         bindings = scope.defined["materializations"][task.name].get("bindings")
@@ -305,32 +309,31 @@ def check_shared(
                 continue
             other, see = first.setdefault(location, (task.name, resource))
             if see is resource or (other == task.name and see.plain() == resource.plain()):
-                continue  # the same words in one task were said to be a mistake before
-            who = "another binding" if other == task.name else other
+                continue  # reported by `_check_resources`
+            other = "another binding" if other == task.name else other
             scope.sources.error(
                 resource,
                 "E-SHARED",
-                f"{task.name} and {who} fill the same table",
-                hint="give each a table of its own; two that fill one count everything twice",
+                f"{task.name} and {other} fill the same table",
+                hint="give each its own table: two tasks in one table count everything twice",
                 see=see,
             )
 
 
 def _check_hook(hook: Node, scope: Scope) -> None:
-    """Report what no request could carry; messages do not repeat values, which may be secrets."""
+    """Report what a request cannot carry. Messages do not repeat values, which may be secrets."""
     url, headers, timeout = hook.get("url"), hook.get("headers"), hook.get("timeout")
     if url is not None and url.text is not None and (problem := url_problem(url.text)):
-        scope.sources.error(
-            url, "E-WEBHOOK", problem, hint="write for example https://example.com/hook"
-        )
+        scope.sources.error(url, "E-WEBHOOK", problem, hint="for example: https://example.com/hook")
     for name, value in (headers.members if headers else {}).items():
         if value.text is not None and (problem := header_problem(name, value.text)):
-            hint = "encode it, in base64 or as %C3%A9, as its receiver expects"
+            hint = "encode it as the receiver expects, in base64 or as %C3%A9"
             scope.sources.error(
                 value, "E-WEBHOOK", problem, hint=None if value.text.isascii() else hint
             )
     if timeout is not None and reading.seconds(hook, "timeout", 1) == 0:
-        scope.sources.error(timeout, "E-WEBHOOK", "a call takes longer than that", hint="30s")
+        message = "a timeout must be longer than zero"
+        scope.sources.error(timeout, "E-WEBHOOK", message, hint="for example: 30s")
 
 
 def _triggers(

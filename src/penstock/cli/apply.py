@@ -14,16 +14,22 @@ import typer
 from penstock.cli.frame import print_json, stderr
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.cli.tables import Column, print_table
+from penstock.cli.tables import TableColumn, print_table
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.catalog.desired import Applied
-    from penstock.connectors.builtin import Idle
+    from penstock.catalog.desired import ApplyResult
+    from penstock.connectors.builtin import IdleTask
     from penstock.model.spec import Catalog
 
-_COLUMNS = (Column("CHANGE"), Column("KIND"), Column("NAME"), Column("BEFORE"), Column("AFTER"))
+_COLUMNS = (
+    TableColumn("CHANGE"),
+    TableColumn("KIND"),
+    TableColumn("NAME"),
+    TableColumn("BEFORE"),
+    TableColumn("AFTER"),
+)
 
 
 def apply(
@@ -35,17 +41,17 @@ def apply(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show the changes without making them.")
     ] = False,
     without_secrets: Annotated[
-        bool, typer.Option("--without-secrets", help="Do not ask whether secrets are set.")
+        bool, typer.Option("--without-secrets", help="Do not check that secrets are set.")
     ] = False,
     allow_outside: Annotated[
         bool,
-        typer.Option("--allow-outside", help="Allow files outside of the catalog's directory."),
+        typer.Option("--allow-outside", help="Allow files outside the catalog's directory."),
     ] = False,
 ) -> None:
-    """Check a catalog and record it as what shall run here; what it leaves out is removed.
+    """Check a catalog and make it the desired state; definitions missing from it are removed.
 
     Example: penstock apply catalog.yaml --dry-run
     """
@@ -54,7 +60,7 @@ def apply(
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
-        raise UsageError("which catalog?", fix="penstock apply catalog.yaml")
+        raise UsageError("no catalog given", fix="penstock apply catalog.yaml")
     environ = None if without_secrets else os.environ
     catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
     applied = stops.run(_apply(settings, catalog, dry_run=dry_run))
@@ -65,11 +71,11 @@ def apply(
     rows = [[text or "-" for text in change.values()] for change in changes(applied)]
     print_table(_COLUMNS, rows)
     stderr.print(summary(applied, dry_run=dry_run), markup=False)
-    for each in idle:
-        stderr.print(f"{each.name} is only recorded: {each.why}", markup=False)
+    for task in idle:
+        stderr.print(f"{task.name} is recorded, but will not run: {task.why}", markup=False)
 
 
-async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> Applied:
+async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> ApplyResult:
     from penstock.catalog import desired
     from penstock.catalog.evolution import fits_documents
 
@@ -77,18 +83,18 @@ async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> Appl
         return await desired.apply(store, catalog, check=fits_documents(store), dry_run=dry_run)
 
 
-def report(applied: Applied, idle: Sequence[Idle], *, dry_run: bool) -> dict[str, object]:
-    """The result for machines."""
+def report(applied: ApplyResult, idle: Sequence[IdleTask], *, dry_run: bool) -> dict[str, object]:
+    """Return the result for --json."""
     return {
         "version": applied.version,
         "dry_run": dry_run,
         "changes": changes(applied),
-        "cannot_run": [dataclasses.asdict(each) for each in idle],
+        "cannot_run": [dataclasses.asdict(task) for task in idle],
     }
 
 
-def changes(applied: Applied) -> list[dict[str, str | None]]:
-    """What changes, with the fingerprints of what was and of what will be."""
+def changes(applied: ApplyResult) -> list[dict[str, str | None]]:
+    """Return the changes, with the fingerprints before and after."""
     from penstock.model.spec import fingerprint
 
     return [
@@ -103,11 +109,11 @@ def changes(applied: Applied) -> list[dict[str, str | None]]:
     ]
 
 
-def summary(applied: Applied, *, dry_run: bool) -> str:
-    """One line of it."""
+def summary(applied: ApplyResult, *, dry_run: bool) -> str:
+    """Summarize the changes in one line."""
     if not applied.changes:
-        return f"nothing changes: version {applied.version} is this catalog"
+        return f"no changes: this catalog is version {applied.version}"
     counts = Counter(change.action for change in applied.changes)
     listed = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
-    verb = "would make" if dry_run else "made"
-    return f"{listed}: {verb} version {applied.version}"
+    verb = "would become" if dry_run else "is now"
+    return f"{listed}: the catalog {verb} version {applied.version}"

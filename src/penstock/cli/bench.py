@@ -1,4 +1,4 @@
-"""`penstock bench`: benchmarks, each with its peers in the same run."""
+"""`penstock bench`: benchmarks, each beside its peers in the same run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
-from penstock.cli.tables import Column, print_table
+from penstock.cli.tables import TableColumn, print_table
 from penstock.errors import PenstockError, Unavailable, UsageError
 from penstock.servicekit.secrets import mask
 from penstock.settings import Settings
@@ -22,7 +22,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.bench.frame import Listed
+    from penstock_bench.frame import WorkloadEntry
 
 RESULTS = Path("bench/results")
 PEERS = Path(".venv-peers/bin/python")
@@ -32,43 +32,52 @@ _ERROR_LINES = 3
 def bench(
     settings: Settings,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="Which ones; all by default.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Benchmarks to run; all by default.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller: minutes per benchmark.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run smaller benchmarks: minutes each.")
+    ] = False,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
+        Path, typer.Option("--out", metavar="DIR", help="Directory for results.")
     ] = RESULTS,
     peers: Annotated[
         Path | None,
         typer.Option(
             "--peers",
             metavar="PYTHON",
-            help=f"Interpreter of the venv that has the peers ({PEERS}, if it is there). "
+            help=f"Python of the venv with the peers (default {PEERS}, if it exists). "
             r"\[env: PENSTOCK_BENCH_PEERS]",
             envvar="PENSTOCK_BENCH_PEERS",
             show_envvar=False,
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the benchmarks, and measure nothing.")
+        bool, typer.Option("--list", help="List the benchmarks without running them.")
     ] = False,
 ) -> None:
-    r"""Measure this machine: figures, peers side by side, and goals as ratios.
+    r"""Run benchmarks on this machine, beside their peers.
 
-    Each benchmark prints a table, or with --json a line of JSON, and writes
-    NAME.json and a NAME-CHART.svg per chart below DIR. Charts need matplotlib:
-    pip install 'penstock\[bench]'.
+    Each benchmark prints a table, or with --json a line of JSON, and writes NAME.json and a
+    NAME-CHART.svg per chart to DIR. Charts need matplotlib: pip install 'penstock\[bench]'.
 
-    Peers that are programs of their own are installed by `make bench`, into a
-    venv of their own; without it, they are left out.
+    `make bench` installs peers that are separate programs into a venv; without it, they are left
+    out.
 
-    A benchmark that fails does not stop the others, and makes the exit code 1.
-    A goal that is missed is a finding, and does not.
+    If a benchmark fails, the others still run, and the exit code is 1. A missed goal is a result,
+    not a failure.
 
     Example: penstock bench model --quick
     """
-    from penstock.bench import frame, plots, results
     from penstock.engine import EngineOptions
+
+    try:
+        from penstock_bench import frame, plots, results
+    except ModuleNotFoundError:
+        raise UsageError(
+            "the benchmarks are not installed",
+            why="they are part of the repository, not of the package",
+            fix="clone the repository and run `make bench` there",
+        ) from None
 
     if list_:
         _print_list(frame.WORKLOADS, as_json=settings.json)
@@ -80,11 +89,11 @@ def bench(
         say=lambda text: stderr.print(text, style="dim", markup=False),
         peers=_find_peers(peers),
     )
-    # Contestants are ended by whoever started them, which must then not end without a word.
+    # Peers are ended by the benchmark that started them, so SIGTERM must unwind the stack.
     signal.signal(signal.SIGTERM, lambda _, __: sys.exit(128 + signal.SIGTERM))
     conditions = results.Conditions.here(quick=quick, peers=run.peers)
     if not plots.can_draw():
-        run.say(f"charts are left out: matplotlib is not installed ({plots.INSTALL})")
+        run.say(f"no charts: matplotlib is not installed ({plots.INSTALL})")
     failed: dict[str, Exception] = {}
     for name in chosen:
         run.say(f"benchmark {name}: {frame.WORKLOADS[name].about}")
@@ -101,7 +110,7 @@ def bench(
         if written:
             run.say(f"wrote {', '.join(map(str, written))}")
         with _failing_alone(name, failed, debug=settings.debug):
-            run.close()  # figures do not depend on the session of those that came before
+            run.close()  # a benchmark must not depend on the session of the one before
     if not settings.json:
         stdout.print(str(conditions), style="dim")
     if failed:
@@ -111,46 +120,48 @@ def bench(
         )
 
 
-def _print_list(workloads: Mapping[str, Listed], *, as_json: bool) -> None:
+def _print_list(workloads: Mapping[str, WorkloadEntry], *, as_json: bool) -> None:
     if as_json:
-        print_json([{"name": name, "about": each.about} for name, each in workloads.items()])
+        print_json(
+            [{"name": name, "about": workload.about} for name, workload in workloads.items()]
+        )
     else:
-        rows = ((name, each.about) for name, each in workloads.items())
-        print_table((Column("name"), Column("what it measures")), rows)
+        rows = ((name, workload.about) for name, workload in workloads.items())
+        print_table((TableColumn("name"), TableColumn("what it measures")), rows)
 
 
 def _find_peers(given: Path | None) -> Path | None:
-    """An interpreter as it is named: what its link leads to is outside of the venv."""
+    """Return the interpreter as named: following its link would leave the venv."""
     python = (given or PEERS).absolute()
     if os.access(python, os.X_OK):
         return python
     if given:
         raise UsageError(
-            "there is no Python for peers",
+            "cannot find the Python for peers",
             where=str(given),
-            fix=f"give --peers an interpreter, such as {PEERS} after `make bench`",
+            fix=f"pass an interpreter to --peers, such as {PEERS} after `make bench`",
         )
     return None
 
 
 @contextlib.contextmanager
 def _failing_alone(name: str, failed: dict[str, Exception], *, debug: bool) -> Iterator[None]:
-    """Say what goes wrong in the block, note it, and go on after it."""
+    """Report and record an error of the block, and continue after it."""
     try:
         yield
     except Exception as error:
         failed[name] = error
-        stderr.print(mask(f"penstock: benchmark {name} failed: {_text(error)}"), markup=False)
+        stderr.print(mask(f"penstock: benchmark {name} failed: {_summarize(error)}"), markup=False)
         if debug:
             sys.stderr.write(mask("".join(traceback.format_exception(error))))
 
 
-def _text(error: Exception) -> str:
-    """What people need of an error; one of Spark's may have the stack of its JVM in its text."""
+def _summarize(error: Exception) -> str:
+    """Summarize an error: those of Spark may include the stack trace of the JVM."""
     if isinstance(error, PenstockError):
         return str(error)
     try:
         lines = str(error).splitlines()[:_ERROR_LINES]
-    except Exception:  # some ask the JVM for their text, and its end may be what went wrong
-        lines = ["(it cannot say more)"]
+    except Exception:  # some ask the JVM for their text, and it may be gone
+        lines = ["(no details)"]
     return "\n".join([f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]])

@@ -1,4 +1,4 @@
-"""`penstock check`: is a catalog right, and if not, everything that is wrong with it."""
+"""`penstock check`: report everything that is wrong with a catalog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.catalog.build import Outcome
+    from penstock.catalog.build import BuildResult
     from penstock.catalog.desired import ChangeRefused
 
 
@@ -34,16 +34,17 @@ def check(
         bool, typer.Option("--print-schema", help="Print the JSON Schema of catalogs, for editors.")
     ] = False,
     without_secrets: Annotated[
-        bool, typer.Option("--without-secrets", help="Do not ask whether secrets are set.")
+        bool, typer.Option("--without-secrets", help="Do not check that secrets are set.")
     ] = False,
     allow_outside: Annotated[
         bool,
-        typer.Option("--allow-outside", help="Allow files outside of the catalog's directory."),
+        typer.Option("--allow-outside", help="Allow files outside the catalog's directory."),
     ] = False,
 ) -> None:
-    """Load a catalog with its imports and report every mistake in it. Starts no Spark.
+    """Check a catalog and its imports, and report every mistake. Does not start Spark.
 
-    Where documents were written before, a change that would make them unreadable is one, too.
+    If the data directory holds documents, a change that would make them unreadable is a mistake
+    too.
 
     Example: penstock check catalog.yaml
     """
@@ -55,22 +56,22 @@ def check(
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
-        raise UsageError("which catalog?", fix="penstock check catalog.yaml")
+        raise UsageError("no catalog given", fix="penstock check catalog.yaml")
     environ = None if without_secrets else os.environ
-    outcome = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    refused = stops.run(_refused(settings, outcome)) if outcome.ok else None
+    result = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
+    refused = stops.run(_refused(settings, result)) if result.ok else None
     if settings.json:
-        print_json({**report(outcome, explain=explain), "refused": refused and refused.what})
+        print_json({**report(result, explain=explain), "refused": refused and refused.what})
     else:
-        _print(outcome, explain=explain)
+        _print(result, explain=explain)
     if refused is not None:
         raise refused
-    if not outcome.ok:
+    if not result.ok:
         raise typer.Exit(1)
 
 
-async def _refused(settings: Settings, outcome: Outcome) -> ChangeRefused | None:
-    """Why the catalog cannot follow the one that is in force here, if there is one."""
+async def _refused(settings: Settings, result: BuildResult) -> ChangeRefused | None:
+    """Return why the catalog cannot replace the current one; None if it can."""
     from penstock.catalog.desired import ChangeRefused, apply
     from penstock.catalog.evolution import fits_documents
     from penstock.deployment import is_there
@@ -79,16 +80,16 @@ async def _refused(settings: Settings, outcome: Outcome) -> ChangeRefused | None
         return None
     async with opened(settings) as store:
         try:
-            await apply(store, outcome.catalog, check=fits_documents(store), dry_run=True)
+            await apply(store, result.catalog, check=fits_documents(store), dry_run=True)
         except ChangeRefused as refused:
             return refused
     return None
 
 
 def editor_schema() -> dict[str, object]:
-    """The grammar as JSON Schema: completion and errors while typing."""
+    """Render the grammar as JSON Schema, for completion and errors while typing."""
+    from penstock.catalog.forms import json_schema
     from penstock.catalog.grammar import CATALOG
-    from penstock.catalog.kinds import json_schema
 
     return {
         "$schema": "https://json-schema.org/draft/2019-09/schema",
@@ -97,51 +98,51 @@ def editor_schema() -> dict[str, object]:
     }
 
 
-def report(outcome: Outcome, *, explain: bool) -> dict[str, object]:
-    """The result for machines."""
-    result: dict[str, object] = {
-        "ok": outcome.ok,
-        "diagnostics": [d.to_json() for d in outcome.diagnostics],
-        "summary": summary(outcome),
+def report(result: BuildResult, *, explain: bool) -> dict[str, object]:
+    """Return the result for --json."""
+    found: dict[str, object] = {
+        "ok": result.ok,
+        "diagnostics": [d.to_json() for d in result.diagnostics],
+        "summary": summary(result),
     }
     if explain:
         from penstock.catalog.explain import explain_collection
 
-        result["collections"] = {
-            c.name: explain_collection(c).to_json() for c in outcome.catalog.collections
+        found["collections"] = {
+            c.name: explain_collection(c).to_json() for c in result.catalog.collections
         }
-    return result
+    return found
 
 
-def summary(outcome: Outcome) -> dict[str, int]:
-    """How many there are of each kind."""
-    catalog = outcome.catalog
+def summary(result: BuildResult) -> dict[str, int]:
+    """Count the definitions of each kind."""
+    catalog = result.catalog
     return {
-        "files": len(outcome.files),
+        "files": len(result.files),
         "collections": len(catalog.collections),
         "derivations": len(catalog.derivations),
         "captures": len(catalog.captures),
         "materializations": len(catalog.materializations),
         "tests": len(catalog.tests),
-        "errors": sum(d.is_error for d in outcome.diagnostics),
-        "warnings": sum(not d.is_error for d in outcome.diagnostics),
+        "errors": sum(d.is_error for d in result.diagnostics),
+        "warnings": sum(not d.is_error for d in result.diagnostics),
     }
 
 
-def _print(outcome: Outcome, *, explain: bool) -> None:
-    for diagnostic in outcome.diagnostics:
+def _print(result: BuildResult, *, explain: bool) -> None:
+    for diagnostic in result.diagnostics:
         stdout.print(diagnostic.render(), markup=False)
     if explain:
         from penstock.catalog.explain import explain_collection
 
-        for collection in outcome.catalog.collections:
+        for collection in result.catalog.collections:
             stdout.print(explain_collection(collection).render(), markup=False)
-    counts = summary(outcome)
-    if outcome.ok:
+    counts = summary(result)
+    if result.ok:
         kinds = ("collections", "derivations", "captures", "materializations", "tests")
         listed = ", ".join(_count(counts[kind], kind) for kind in kinds if counts[kind])
         warned = f"; {_count(counts['warnings'], 'warnings')}" if counts["warnings"] else ""
-        stdout.print(f"[green]ok[/]: {listed or 'nothing is defined'}{warned}")
+        stdout.print(f"[green]ok[/]: {listed or 'the catalog is empty'}{warned}")
     else:
         stdout.print(f"[red]{_count(counts['errors'], 'errors')}[/]")
 

@@ -27,7 +27,7 @@ def compact(
     ] = "128MiB",
     inputs: Annotated[
         int,
-        typer.Option("--inputs", min=2, help="Rewrite so many small neighbours together, or more."),
+        typer.Option("--inputs", min=2, help="Small neighbours to rewrite together, at least."),
     ] = 2,
 ) -> None:
     """Rewrite small neighbouring fragments as one object each; readers and writers go on.

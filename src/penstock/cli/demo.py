@@ -1,4 +1,4 @@
-"""`penstock demo`: a catalog, its sample documents, and the tables they become, in one command."""
+"""`penstock demo`: a catalog, its sample documents, and the resulting tables, in one command."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _ROWS_SHOWN = 8
 _WIDTH_OF_FILES = 200
-"""Columns of a table that no terminal shows: nothing needs to be cut."""
+"""Width of tables that are not shown in a terminal: nothing is cut."""
 
 
 def demo(
     settings: Settings,
     directory: Annotated[
-        Path, typer.Argument(help="Where the demo is, or is to be made.", metavar="[DIR]")
+        Path, typer.Argument(help="Directory of the demo; created if missing.", metavar="DIR")
     ] = Path("demo"),
 ) -> None:
-    """Run a small shop: sample documents, through collections, into tables of SQLite.
+    """Run a small shop: sample documents go through collections into SQLite tables.
 
     The catalog is written first if DIR has none, and everything stays in DIR. Change the catalog,
-    append documents, and run it again: it goes on from where it was.
+    append documents, and run it again: it continues from where it was.
 
     Example: penstock demo demo
     """
@@ -51,7 +51,7 @@ def demo(
     with contextlib.chdir(directory), _opened(settings) as penstock:
         catalog = load_catalog([Path("catalog.yaml")], environ=os.environ)
         penstock.apply("catalog.yaml")
-        stderr.print("the catalog is right, and applied", markup=False)
+        stderr.print("checked and applied the catalog", markup=False)
         for collection, path in _samples(catalog):
             _append(penstock, collection, path)
         try:
@@ -77,7 +77,7 @@ def _opened(settings: Settings) -> Iterator[Penstock]:
 
 
 def _samples(catalog: Catalog) -> Iterator[tuple[CollectionSpec, Path]]:
-    """The collections that captures fill from files, each with its file."""
+    """Yield the collections that captures fill from files, each with its file."""
     for capture in catalog.captures:
         for binding in capture.bindings:
             collection = catalog.collection(binding.target) if binding.target else None
@@ -91,11 +91,11 @@ def _append(penstock: Penstock, collection: CollectionSpec, path: Path) -> None:
     import json
 
     if penstock.journals(collection.name):
-        stderr.print(f"{collection.name} has its documents already", markup=False)
+        stderr.print(f"{collection.name} already has its documents", markup=False)
         return
     with path.open() as lines:
         count = penstock.append(collection.name, (json.loads(line) for line in lines))
-    stderr.print(f"appended {count} documents of {path} to {collection.name}", markup=False)
+    stderr.print(f"appended {count} documents from {path} to {collection.name}", markup=False)
 
 
 def _tables(catalog: Catalog) -> list[str]:
@@ -107,7 +107,7 @@ def _tables(catalog: Catalog) -> list[str]:
 
 
 def _rows(table: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """The columns of a table in the demo's database, and its rows."""
+    """Return the columns and rows of a table in the demo's database."""
     with contextlib.closing(sqlite3.connect("shop.db")) as database:
         quoted = '"' + table.replace('"', '""') + '"'
         found = database.execute(f"SELECT * FROM {quoted} ORDER BY 1")  # noqa: S608 - quoted
@@ -142,7 +142,7 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
     )
     stdout.print("\nNext:", markup=False)
     for command, why in (
-        (f"cd {directory}", "everything is there; the database is shop.db"),
+        (f"cd {directory}", "everything is in here; the database is shop.db"),
         ("penstock append shop/stock data/stock.jsonl", "the same movements again"),
         ("penstock run", "sums grow, each document counted once"),
         ("penstock read ops/stats", "a document about each transaction"),
@@ -153,7 +153,7 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
 
 @contextmanager
 def _step(what: str) -> Iterator[None]:
-    """Shows that something is going on, and how long it has taken."""
+    """Show a spinner and the elapsed time."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=stderr, transient=True) as progress:
         progress.add_task(what)

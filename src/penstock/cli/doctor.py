@@ -1,4 +1,4 @@
-"""`penstock doctor`: is this machine fit, and if not, what to do."""
+"""`penstock doctor`: check this machine, and say how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISK_FREE_BYTES_MIN = 1 << 30
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found; `fix` is given when it is not fine."""
+    """The result of one check; `fix` is set if it failed."""
 
     name: str
     ok: bool
@@ -34,7 +34,7 @@ class Finding:
 
 
 def doctor(settings: Settings) -> None:
-    """Check Java, Spark, disk, permissions and the consensus store; say how to fix what is wrong.
+    """Check Java, Spark, disk space, permissions and the consensus store.
 
     Example: penstock doctor --consensus postgresql://app@db/penstock
     """
@@ -68,7 +68,9 @@ def _examine(name: str, check: Callable[[Settings], str], settings: Settings) ->
         detail = f"{e.what}: {e.why}" if e.why else e.what
         return Finding(name=name, ok=False, detail=mask(detail), fix=mask(e.fix or "") or None)
     except OSError as e:
-        return Finding(name=name, ok=False, detail=str(e), fix="correct its permissions or path")
+        return Finding(
+            name=name, ok=False, detail=str(e), fix="correct the path or its permissions"
+        )
 
 
 def _python(_: Settings) -> str:
@@ -76,7 +78,7 @@ def _python(_: Settings) -> str:
 
 
 def _packages(_: Settings) -> str:
-    """pandas 3 installs beside PySpark 4.3 and then fails at run time, so it is looked at here."""
+    """pandas 3 installs beside PySpark 4.3, and then fails at run time."""
     pandas = metadata.version("pandas")
     if int(pandas.split(".")[0]) >= 3:
         raise Unavailable(
@@ -102,16 +104,14 @@ def _spark(settings: Settings) -> str:
     try:
         rows = spark.range(1000).selectExpr("sum(id) AS total").first()
         if rows is None or rows["total"] != 499_500:
-            raise Unavailable(
-                "Spark answered a sum wrongly", why=f"{rows}", fix="reinstall pyspark"
-            )
+            raise Unavailable("Spark returned a wrong sum", why=f"{rows}", fix="reinstall pyspark")
         return f"version {spark.version}, master {settings.master}, a job ran"
     finally:
         close_spark()
 
 
 def _data_directory(settings: Settings) -> str:
-    """Writable, without creating it: the doctor changes nothing."""
+    """Check that it is writable, without creating it: the doctor changes nothing."""
     directory = settings.data.resolve()
     existing = _existing(directory)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -123,7 +123,7 @@ def _data_directory(settings: Settings) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself, or the nearest directory above it that is there."""
+    """Return the path itself, or the nearest existing directory above it."""
     return next(p for p in (path, *path.parents) if p.exists())
 
 
@@ -135,7 +135,7 @@ def _disk(settings: Settings) -> str:
         if free < _DISK_FREE_BYTES_MIN:
             raise Unavailable(
                 f"{existing} has {free / (1 << 20):.0f} MiB free",
-                why="Spark spills and fragments need room",
+                why="Spark's spill files and fragments need space",
                 fix="free at least 1 GiB, or point --data and TMPDIR elsewhere",
             )
         reports.append(f"{existing}: {free / (1 << 30):.0f} GiB free")

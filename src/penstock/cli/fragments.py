@@ -9,7 +9,7 @@ import typer
 from penstock.cli.frame import print_json, stderr
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.cli.tables import Column, print_table, size_text
+from penstock.cli.tables import TableColumn, print_table, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from penstock.model.runs import Run
 
 _COLUMNS = (
-    Column("KIND"),
-    Column("OFFSETS", number=True),
-    Column("ROWS", number=True),
-    Column("BYTES", number=True),
-    Column("REVISION", number=True),
-    Column("SCHEMA"),
-    Column("AT"),
-    Column("RUNS"),
+    TableColumn("KIND"),
+    TableColumn("OFFSETS", number=True),
+    TableColumn("ROWS", number=True),
+    TableColumn("BYTES", number=True),
+    TableColumn("REVISION", number=True),
+    TableColumn("SCHEMA"),
+    TableColumn("AT"),
+    TableColumn("RUNS"),
 )
 _RUNS_SHOWN = 3
 

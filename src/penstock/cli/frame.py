@@ -1,4 +1,4 @@
-"""What every command shares: common options, output, exit codes and how errors print.
+"""The frame of every command: common options, output, exit codes, and how errors print.
 
 A command is a plain function whose first parameter is `settings`; `register` adds the common
 options to its signature and wraps it. Results go to stdout, everything else to stderr.
@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -35,13 +35,15 @@ stderr = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def _option(names: str, text: str, variable: str | None = None) -> Any:  # noqa: ANN401 - typer's own
-    suffix = f" [env: {variable}]" if variable else ""
+    suffix = rf" \[env: {variable}]" if variable else ""
     return typer.Option(*names.split(), help=text + suffix, rich_help_panel=_PANEL)
 
 
 _COMMON: Mapping[str, tuple[Any, Any]] = {
     "data": (
-        Annotated[Path | None, _option("--data", "Data directory (./.penstock).", "PENSTOCK_DATA")],
+        Annotated[
+            Path | None, _option("--data", "Data directory (default ./.penstock).", "PENSTOCK_DATA")
+        ],
         None,
     ),
     "consensus": (
@@ -50,7 +52,7 @@ _COMMON: Mapping[str, tuple[Any, Any]] = {
             _option(
                 "--consensus",
                 "Consensus store: sqlite:///FILE (default, in the data directory), postgresql://…, "
-                "or grpc://HOST:PORT for a committer.",
+                "or grpc://HOST:PORT of a persistd.",
                 "PENSTOCK_CONSENSUS",
             ),
         ],
@@ -59,7 +61,11 @@ _COMMON: Mapping[str, tuple[Any, Any]] = {
     "blob": (
         Annotated[
             str | None,
-            _option("--blob", "Blob store (a directory, s3://…, gs://…).", "PENSTOCK_BLOB"),
+            _option(
+                "--blob",
+                "Blob store: a directory (default, in the data directory), s3://… or gs://….",
+                "PENSTOCK_BLOB",
+            ),
         ],
         None,
     ),
@@ -71,37 +77,39 @@ _COMMON: Mapping[str, tuple[Any, Any]] = {
         None,
     ),
     "master": (
-        Annotated[str | None, _option("--master", "Spark master (local[*]).", "PENSTOCK_MASTER")],
+        Annotated[
+            str | None, _option("--master", "Spark master (default local\\[*]).", "PENSTOCK_MASTER")
+        ],
         None,
     ),
     "conf": (
-        Annotated[list[str] | None, _option("--conf", "Spark setting key=value; repeatable.")],
+        Annotated[list[str] | None, _option("--conf", "Spark setting, as key=value; repeatable.")],
         None,
     ),
     "log_level": (
         Annotated[
             str | None,
-            _option("--log-level", f"One of {', '.join(LOG_LEVELS)}.", "PENSTOCK_LOG_LEVEL"),
+            _option("--log-level", f"Log level: {', '.join(LOG_LEVELS)}.", "PENSTOCK_LOG_LEVEL"),
         ],
         None,
     ),
     "log_json": (
         Annotated[
             bool | None,
-            _option("--log-json", "Logs as JSON lines.", "PENSTOCK_LOG_JSON"),
+            _option("--log-json", "Log as JSON lines.", "PENSTOCK_LOG_JSON"),
         ],
         None,
     ),
-    "json": (Annotated[bool | None, _option("--json", "Results as JSON on stdout.")], None),
+    "json": (Annotated[bool | None, _option("--json", "Print results as JSON.")], None),
     "debug": (
-        Annotated[bool | None, _option("--debug", "Show stack traces, log everything.")],
+        Annotated[bool | None, _option("--debug", "Show stack traces, and log everything.")],
         None,
     ),
 }
 
 
 def register(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Add `function` to `app` as a command with the common options behind its own."""
+    """Add `function` to `app` as a command, with the common options after its own."""
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "settings"]
     common = [
@@ -121,21 +129,43 @@ def register(app: typer.Typer, function: Callable[..., None], name: str | None =
             failpoints.arm(settings.failpoint)
             function(settings, **arguments)
 
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
-    )
+    run.__doc__ = _help_text(function)
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common
+    for parameter in parameters:
+        _name_value(parameter)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(name or function.__name__.replace("_", "-"))(run)
 
 
+def _help_text(function: Callable[..., None]) -> str:
+    """Join the lines of each paragraph of a docstring: the terminal's width decides on breaks."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(p if "\n " in p else p.replace("\n", " ") for p in paragraphs)
+
+
+def _name_value(parameter: inspect.Parameter) -> None:
+    """Set how help names a parameter's value, where the command does not: typer shows a type."""
+    kind, *infos = get_args(parameter.annotation) or (parameter.annotation,)
+    for info in (info for info in infos if info.metavar is None):
+        kinds = {kind, *get_args(kind)}
+        if isinstance(info, typer.models.ArgumentInfo):
+            info.metavar = parameter.name.upper().removesuffix("S")
+        elif bool in kinds:
+            info.metavar = ""
+        else:
+            paths = {Path, list[Path]}
+            info.metavar = "PATH" if kinds & paths else "N" if kinds & {int, float} else "TEXT"
+
+
 def _directories(arguments: Mapping[str, Any], flags: Mapping[str, Any]) -> list[Path]:
-    """Where penstock.toml may lie: beside the catalogs that were given, then here."""
+    """Return where penstock.toml may be: beside the given catalogs, then here."""
     catalogs = [*(arguments.get("catalogs") or []), *(flags.get("catalog") or [])]
     return [*dict.fromkeys(Path(c).parent for c in catalogs), Path()]
 
 
 @contextlib.contextmanager
 def _reporting(*, debug: bool) -> Iterator[None]:
-    """Turn what goes wrong into a message and an exit code; the stack shows only on request."""
+    """Turn an error into a message and an exit code; --debug adds the stack trace."""
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -143,7 +173,7 @@ def _reporting(*, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt as e:
         raise typer.Exit(stops.code or INTERRUPTED) from e
     except BrokenPipeError as e:
-        # The reader went away (`penstock … | head`): stop quietly, flush nothing more.
+        # The reader is gone (`penstock … | head`): stop quietly, flush nothing more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from e
     except PenstockError as e:
@@ -152,17 +182,17 @@ def _reporting(*, debug: bool) -> Iterator[None]:
     except Exception as e:
         _report(f"internal error: {type(e).__name__}: {e}", debug=debug)
         if not debug:
-            stderr.print("  fix   run it again with --debug, and report what it prints")
+            stderr.print("  fix   run it again with --debug, and report the output")
         raise typer.Exit(1) from e
 
 
 def _report(text: str, *, debug: bool) -> None:
-    """Everything that is said of an error, the whole chain of it included, is masked."""
+    """Print an error, with secrets masked in all of it, the stack trace included."""
     stderr.print(mask(f"penstock: {text}"), markup=False)
     if debug:
         sys.stderr.write(mask(traceback.format_exc()))
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout, as every `--json` result."""
+    """Print one JSON value on stdout, like every `--json` result."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")

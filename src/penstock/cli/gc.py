@@ -18,7 +18,7 @@ from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.journal.sweeping import Collected, TakenOver
+    from penstock.journal.sweeping import GarbageReport, TakenOver
 
 
 def gc(
@@ -55,7 +55,7 @@ def gc(
     names it. Lists the removed paths.
 
     What is younger than the grace period is spared: its writer may be about to name it. What
-    compaction replaced is spared for as long: somebody may be reading it.
+    compaction replaced is spared for as long: a reader may be using it.
 
     A blob store that belongs to another deployment, or to a newer copy of this one, is left alone.
 
@@ -98,18 +98,18 @@ def _collect(settings: Settings, grace: str, quarantine: str, *, dry_run: bool) 
     for path in found.due:
         stdout.print(path, markup=False)
     verb = "would remove" if dry_run else "removed"
-    told = f"{verb} {len(found.due):,} of {found.listed:,} objects, {found.bytes:,} bytes"
+    summary = f"{verb} {len(found.due):,} of {found.listed:,} objects, {found.bytes:,} bytes"
     if waiting := found.quarantined:
-        told += f"; {len(waiting):,} objects, {sum(waiting.values()):,} bytes, "
-        told += "would be in quarantine" if dry_run else f"stay in quarantine for {quarantine}"
+        summary += f"; {len(waiting):,} objects, {sum(waiting.values()):,} bytes, "
+        summary += "would be in quarantine" if dry_run else f"stay in quarantine for {quarantine}"
     if found.returned:
-        told += f"; {len(found.returned):,} are named after all, and not in quarantine any more"
-    stderr.print(told, markup=False)
+        summary += f"; {len(found.returned):,} are named after all, and not in quarantine any more"
+    stderr.print(summary, markup=False)
 
 
 async def _collected(
     settings: Settings, grace_s: float, quarantine_s: float, *, dry_run: bool
-) -> Collected:
+) -> GarbageReport:
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.sweeping import collect_garbage
@@ -179,7 +179,7 @@ async def _taken_over(settings: Settings) -> TakenOver:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """How many of how many are done, on a terminal."""
+    """Show progress on a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

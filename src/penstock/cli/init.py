@@ -18,7 +18,7 @@ from penstock.settings import Settings
 def init(
     settings: Settings,
     directory: Annotated[
-        Path, typer.Argument(help="Where to write it; made if it is not there.", metavar="[DIR]")
+        Path, typer.Argument(help="Directory to write to; created if missing.", metavar="DIR")
     ] = Path(),
 ) -> None:
     """Write a small working catalog with sample data. Never overwrites a file.
@@ -34,21 +34,21 @@ def init(
         stdout.print(f"  {directory / name}", markup=False)
     stdout.print("\nNext:", markup=False)
     for command, why in (
-        (f"penstock check {main}", "is it right?"),
-        (f"penstock check {main} --explain", "what becomes of each member"),
+        (f"penstock check {main}", "is it valid?"),
+        (f"penstock check {main} --explain", "how each member is stored and reduced"),
         ("penstock doctor", "is this machine ready to run it?"),
     ):
         stdout.print(f"  {command:<44} # {why}", markup=False)
 
 
 def write_template(directory: Path) -> list[str]:
-    """Write every file of the template, or none if one of them is there already."""
+    """Write every file of the template, or none if one of them exists."""
     template = list(_template())
     taken = [name for name, _ in template if (directory / name).exists()]
     if taken:
         raise UserError(
-            f"{directory / taken[0]} is there already",
-            why="init never overwrites",
+            f"{directory / taken[0]} already exists",
+            why="init never overwrites a file",
             fix="choose an empty directory: penstock init DIR",
         )
     try:

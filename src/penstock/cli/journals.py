@@ -9,7 +9,7 @@ import typer
 from penstock.cli.frame import print_json, stderr
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.cli.tables import Column, print_table, size_text
+from penstock.cli.tables import TableColumn, print_table, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from penstock.journal.selector import LabelSelector
 
 _COLUMNS = (
-    Column("NAME"),
-    Column("STATUS"),
-    Column("OFFSETS", number=True),
-    Column("ROWS", number=True),
-    Column("FRAGMENTS", number=True),
-    Column("BYTES", number=True),
-    Column("PRODUCERS", number=True),
-    Column("LABELS"),
+    TableColumn("NAME"),
+    TableColumn("STATUS"),
+    TableColumn("OFFSETS", number=True),
+    TableColumn("ROWS", number=True),
+    TableColumn("FRAGMENTS", number=True),
+    TableColumn("BYTES", number=True),
+    TableColumn("PRODUCERS", number=True),
+    TableColumn("LABELS"),
 )
 
 

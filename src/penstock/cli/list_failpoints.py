@@ -1,4 +1,4 @@
-"""`penstock failpoints`: the crash points tests can arm."""
+"""`penstock failpoints`: the crash points that tests can arm."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ DECLARED_IN = (
     "penstock.journal.ownership",
     "penstock.journal.publisher",
     "penstock.journal.sealing",
+    "penstock.journal.staging",
     "penstock.journal.sweeping",
     "penstock.journal.upkeep",
-    "penstock.shuffle.log",
-    "penstock.connectors.postgres",
-    "penstock.connectors.postgres_rows",
-    "penstock.connectors.sqlite",
+    "penstock.connectors.postgres.session",
+    "penstock.connectors.postgres.rows",
+    "penstock.connectors.sqlite.sink",
     "penstock.runtime.materialize.leader",
     "penstock.runtime.renames",
+    "penstock.runtime.session",
 )
-"""Points are declared where they stand, and known once their module is imported."""
+"""Modules that declare crash points; a point is known once its module is imported."""
 
 
 def failpoints(settings: Settings) -> None:
-    """List the crash points; PENSTOCK_FAILPOINT=NAME[:N] kills the process at the N-th hit of one.
+    """List the crash points that tests can arm.
+
+    PENSTOCK_FAILPOINT=NAME[:N] kills the process when it reaches that point for the N-th time.
 
     Example: PENSTOCK_FAILPOINT=statelog.after-send:3 penstock persistd
     """

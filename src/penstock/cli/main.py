@@ -81,7 +81,7 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Ask something of a running task.", no_args_is_help=True)
+tasks = typer.Typer(name="task", help="Control running tasks.", no_args_is_help=True)
 register(tasks, task.close_now)
 app.add_typer(tasks)
 

@@ -19,18 +19,18 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
 def seconds(text: str, option: str) -> float:
-    """A duration with its unit: a bare number would be read as whatever one hopes for (B6)."""
+    """Parse a duration with its unit: a bare number could mean any."""
     return _quantity(text, option, _UNITS_S, "30s")
 
 
 def size(text: str, option: str) -> int:
-    """A number of bytes with its unit."""
+    """Parse a number of bytes with its unit."""
     return int(_quantity(text, option, dict(_UNITS_BYTES), "256MiB"))
 
 
 def message_bytes(text: str) -> int:
-    """The limit of a message, which is not below what every client may rely on."""
-    from penstock.consensus.committer.admission import MESSAGE_BYTES
+    """Parse the limit of a message, which must not be below what every client may send."""
+    from penstock.servicekit.rpc.listener import MESSAGE_BYTES
 
     if (limit := size(text, "--max-message-bytes")) < MESSAGE_BYTES:
         raise UsageError(
@@ -165,8 +165,7 @@ def persistd(
     from penstock.consensus.backend import PoolOptions
     from penstock.consensus.coalesce import GroupCommitOptions
     from penstock.consensus.committer import persistd as daemon
-    from penstock.consensus.committer.admission import Limits
-    from penstock.consensus.committer.options import CommitterOptions
+    from penstock.consensus.committer.options import CommitterOptions, Limits
 
     options = daemon.PersistdOptions(
         consensus=settings.consensus,

@@ -17,15 +17,13 @@ from penstock.settings import Settings
 
 def prepare(
     settings: Settings,
-    again: Annotated[
-        bool, typer.Option("--again", help="Make the archive anew, also if there is one.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace an existing archive.")] = False,
 ) -> None:
     """Archive Spark's classes, so that Spark starts and runs its first job in half the time.
 
-    Takes about half a minute, once for each installation, and some 200 MB of disk in the
-    environment that Penstock is installed in. It changes no result: an archive that does not fit
-    the Java or the Spark that is used is passed over.
+    It takes about half a minute, once per installation, and about 200 MB of disk in the Python
+    environment of Penstock. Results do not change: an archive that does not match the Java or Spark
+    in use is ignored.
 
     Example: penstock prepare
     """
@@ -39,14 +37,14 @@ def prepare(
             fresh.unlink(missing_ok=True)
         except OSError as error:
             raise Unavailable(
-                f"{archive.parent} cannot be written to",
+                f"cannot write to {archive.parent}",
                 why=str(error),
-                fix="run it as the owner of this Python environment; or do without: Spark only "
-                "starts more slowly",
+                fix="run it as the owner of this Python environment; without it, Spark "
+                "only starts more slowly",
             ) from None
         with Progress(
             SpinnerColumn(),
-            TextColumn("running Spark once, and archiving its classes"),
+            TextColumn("running Spark once to archive its classes"),
             TimeElapsedColumn(),
             console=stderr,
             transient=True,
@@ -60,14 +58,14 @@ def prepare(
             )
         if trained.returncode or not fresh.exists():
             raise Unavailable(
-                "the archive could not be made",
-                why=(trained.stderr.strip().splitlines() or ["the JVM wrote none"])[-1],
-                fix="`penstock doctor` checks Java and Spark; without an archive Spark only starts "
-                "more slowly",
+                "could not make the archive",
+                why=(trained.stderr.strip().splitlines() or ["the JVM wrote no archive"])[-1],
+                fix="run penstock doctor to check Java and Spark; without an archive, Spark "
+                "only starts more slowly",
             )
         fresh.replace(archive)
     size = archive.stat().st_size
     if settings.json:
         print_json({"archive": str(archive), "bytes": size})
     else:
-        stdout.print(f"Spark's classes are archived in {archive} ({size_text(size)})", markup=False)
+        stdout.print(f"archived Spark's classes in {archive} ({size_text(size)})", markup=False)

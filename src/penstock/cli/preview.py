@@ -1,4 +1,4 @@
-"""`penstock preview`: one task against a scratch state, to see what it would do."""
+"""`penstock preview`: one task against a store of its own, to see what it would do."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.model.json_order import Json
-    from penstock.model.spec import Catalog, MaterializationSpec
-    from penstock.runtime.connector import Materialization
+    from penstock.model.spec import Catalog
+    from penstock.runtime.connector.materialize import Materialization
     from penstock.runtime.control import Control
-    from penstock.runtime.materialize.build import Built
-    from penstock.runtime.materialize.leader import World
+    from penstock.runtime.kinds import TaskSpec
+    from penstock.runtime.session import RunnableTask, World
 
 _log = logging.getLogger("penstock.preview")
 
@@ -51,7 +51,7 @@ def preview(
     ] = "-1",
     shards: Annotated[int, typer.Option("--shards", min=1, help="Shards of the task.")] = 1,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="End after so long: 90s, 5m.", metavar="TIME")
+        str | None, typer.Option("--timeout", help="End after this long: 90s, 5m.", metavar="TIME")
     ] = None,
     output_state: Annotated[
         bool,
@@ -114,7 +114,6 @@ class _Preview:
         self._output_state = output_state
         self._output_apply = output_apply
         self._image = ""
-        self._transactions = 0
 
     async def run(self, source: Path, name: str | None, limit_s: float | None) -> None:
         from penstock.batch import make_world
@@ -126,23 +125,25 @@ class _Preview:
         self._image = spec.endpoint.image or spec.endpoint.kind
         with tempfile.TemporaryDirectory(prefix="penstock-preview-") as directory:
             async with opened(self._settings) as store, contextlib.AsyncExitStack() as stack:
-                scratch = await open_consensus(f"sqlite:///{directory}/state.db")
-                stack.push_async_callback(scratch.close)
-                world = dataclasses.replace(make_world(self._settings, store), scratch=scratch)
+                preview_store = await open_consensus(f"sqlite:///{directory}/state.db")
+                stack.push_async_callback(preview_store.close)
+                world = dataclasses.replace(
+                    make_world(self._settings, store), preview_store=preview_store
+                )
                 await self._stoppable(catalog, spec, world, limit_s)
 
     async def _stoppable(
-        self, catalog: Catalog, spec: MaterializationSpec, world: World, limit_s: float | None
+        self, catalog: Catalog, spec: TaskSpec, world: World, limit_s: float | None
     ) -> None:
-        """Sessions, until they are done or somebody has had enough."""
-        from penstock.runtime.control import Control, Stopped
+        """Run sessions until they are done, or until a stop."""
+        from penstock.runtime.control import Control, StoppedEarly
 
         control = Control(on_applied=self._applied, on_state=self._committed)
         timer = None
         if limit_s is not None:
             timer = asyncio.get_running_loop().call_later(limit_s, control.stop)
         try:
-            with stops.finishing(control.stop), contextlib.suppress(Stopped):
+            with stops.finishing(control.stop), contextlib.suppress(StoppedEarly):
                 await control.stoppable(self._sessions(catalog, spec, world, control))
         finally:
             if timer is not None:
@@ -151,47 +152,44 @@ class _Preview:
             stops.ends_with(0)
 
     async def _sessions(
-        self, catalog: Catalog, spec: MaterializationSpec, world: World, control: Control
+        self, catalog: Catalog, spec: TaskSpec, world: World, control: Control
     ) -> None:
         from penstock.batch import build_stoppably
 
         stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
         name = f"{spec.name}/preview"
-        async with _scratch(spec, control) as connector:
-            built = await build_stoppably(
+        async with _preview_tables(spec, control) as connector:
+            task = await build_stoppably(
                 catalog, spec, control, shards=self._shards, name=name, connector=connector
             )
-            await self._run_sessions(built.quiet(), world, control)
+            await self._run_sessions(task, world, control)
 
-    async def _run_sessions(self, built: Built, world: World, control: Control) -> None:
-        from penstock.runtime.materialize.leader import Ended, run_session
+    async def _run_sessions(self, task: RunnableTask, world: World, control: Control) -> None:
+        from penstock.runtime.session import Ended
 
         for number, count in enumerate(self._counts):
             if control.is_stopping():
                 return
             if number:
                 _log.warning("session %d meets an endpoint that was applied before", number + 1)
-            last = number == len(self._counts) - 1
-            session = built.session(transactions_max=max(count, 0), drain=last)
-            done = 0
+            control.drain = number == len(self._counts) - 1
+            before = control.transactions
             while True:
-                before = self._transactions
+                # A replay is a session of its own, and counts as one of the transactions.
+                done = control.transactions - before
+                control.transactions_max = max(count - done, 0)
                 control.nothing_to_finish = True
-                ended = await run_session(session, world, control)
-                done += self._transactions - before
+                ended = await task.run_session(world, control)
                 if ended is Ended.STOPPED or control.is_stopping():
                     break
-                # A replay is a session of its own, and counts as one of the transactions.
-                if 0 < count <= done:
+                if 0 < count <= control.transactions - before:
                     break
-                session = built.session(transactions_max=max(count - done, 0), drain=last)
 
     def _applied(self, description: str) -> None:
         if self._output_apply:
             _print("applied", {"image": self._image, "action": description})
 
     def _committed(self, patches: Sequence[Json]) -> None:
-        self._transactions += 1
         if self._output_state:
             _print("connectorState", list(patches))
 
@@ -201,7 +199,7 @@ def _print(kind: str, value: Json) -> None:
     sys.stdout.flush()
 
 
-def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
+def _task(catalog: Catalog, name: str | None) -> TaskSpec:
     found = [spec for spec in catalog.materializations if name in (None, spec.name)]
     if len(found) == 1:
         return found[0]
@@ -215,7 +213,7 @@ def _task(catalog: Catalog, name: str | None) -> MaterializationSpec:
 
 
 @contextlib.asynccontextmanager
-async def _scratch(spec: MaterializationSpec, control: Control) -> AsyncIterator[Materialization]:
+async def _preview_tables(spec: TaskSpec, control: Control) -> AsyncIterator[Materialization]:
     """The task's connector, for tables that nobody else uses."""
     from penstock.connectors.builtin import materialization
     from penstock.runtime.waiting import in_thread, interruptible

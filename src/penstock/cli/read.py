@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.append import current_catalog
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
+from penstock.cli.stores import current_catalog, opened
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ async def _read(
 
 
 def _print(lines: list[str]) -> None:
-    """Whole lines, at once: whoever reads them sees them, or has gone."""
+    """Write whole lines at once, and flush: the reader of a pipe sees them, or has gone."""
     out = sys.stdout.buffer
     out.write("".join([line + "\n" for line in lines]).encode())
     out.flush()
@@ -124,9 +123,9 @@ def _print(lines: list[str]) -> None:
 async def _check_known(
     store: Consensus, journals: Journals, collection: str, settings: Settings
 ) -> None:
-    """A collection without documents is empty; one that nobody knows is a mistake."""
+    """Raise if no catalog and no journal knows the collection. One without documents is empty."""
+    from penstock.catalog.collection_lookup import unknown_collection
     from penstock.catalog.desired import NothingApplied
-    from penstock.catalog.lookup import unknown_collection
 
     try:
         known = {spec.name for spec in (await current_catalog(store, settings)).collections}

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress as Bars
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.cli.append import current_catalog
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
+from penstock.cli.stores import current_catalog, opened
 from penstock.cli.tables import size_text
 from penstock.errors import Unavailable
 from penstock.servicekit.secrets import mask_url
@@ -26,7 +24,7 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.batch import TaskRun
-    from penstock.runtime.materialize.work import Progress
+    from penstock.runtime.control import TransactionSummary
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
         ),
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="Stop after so long: 90s, 5m.", metavar="TIME")
+        str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
 ) -> None:
     """Run tasks until everything that is there when it starts has been processed.
@@ -74,8 +72,8 @@ def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
 
 
 def _json(run: TaskRun) -> dict[str, object]:
-    told = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    return {**told, "error": None if run.error is None else str(run.error)}
+    values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    return {**values, "error": None if run.error is None else str(run.error)}
 
 
 def _line(run: TaskRun) -> str:
@@ -94,7 +92,7 @@ def _line(run: TaskRun) -> str:
 async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> None:
-    from penstock.batch import Reins, materializations, open_world, run_until
+    from penstock.batch import StopHandle, open_world, run_until, tasks_to_run
     from penstock.connectors.builtin import idle_tasks
     from penstock.journal.follower import current_revision
 
@@ -104,23 +102,29 @@ async def _run(
         async with _answering(settings, until, limit_s):
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
-            specs = materializations(catalog, names)
+            specs = tasks_to_run(catalog, names)
             for each in () if names else idle_tasks(catalog):
                 stderr.print(f"{each.name} does not run: {each.why}", markup=False)
             world = await open_world(settings, store, ends=True)
             revision = await current_revision(store)
-        reins = Reins()
+        handle = StopHandle()
 
         def stop() -> None:
-            if not reins.stopping:
+            if not handle.stopping:
                 stderr.print("finishing what is under way; Ctrl-C again to stop at once")
-            reins.stop()
+            handle.stop()
 
         with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
             running = [
                 asyncio.create_task(
                     run_until(
-                        catalog, spec, world, revision, shards=shards, reins=reins, told=shown
+                        catalog,
+                        spec,
+                        world,
+                        revision,
+                        shards=shards,
+                        stop=handle,
+                        on_progress=shown,
                     )
                 )
                 for spec in specs
@@ -130,7 +134,7 @@ async def _run(
                 _, late = await asyncio.wait(running, timeout=left_s)
                 if late:
                     stderr.print(f"stopping after {limit_s:g} s, as asked", markup=False)
-                    reins.stop()
+                    handle.stop()
             runs = list(await asyncio.gather(*running))
         _print(runs, as_json=settings.json)
         failed = any(run.error for run in runs)
@@ -158,7 +162,7 @@ async def _answering(
 
 
 @contextlib.contextmanager
-def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, Progress], None]]:
+def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, TransactionSummary], None]]:
     """Progress: a line per task on a terminal, a line per transaction elsewhere."""
     if not stderr.is_terminal:
         yield _print_transaction
@@ -169,10 +173,10 @@ def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, Progress], Non
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
     )
-    with Bars(*columns, console=stderr, transient=True) as bars:
+    with Progress(*columns, console=stderr, transient=True) as bars:
         ids = {task: bars.add_task(task, total=None, said="starting") for task in tasks}
 
-        def show(run: TaskRun, progress: Progress) -> None:
+        def show(run: TaskRun, progress: TransactionSummary) -> None:
             said = (
                 f"{run.transactions} transactions, {run.documents:,} documents, "
                 f"{size_text(run.bytes)}, {_rate(progress):,.0f}/s"
@@ -182,7 +186,7 @@ def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, Progress], Non
         yield show
 
 
-def _print_transaction(run: TaskRun, progress: Progress) -> None:
+def _print_transaction(run: TaskRun, progress: TransactionSummary) -> None:
     stderr.print(
         f"{run.task}: transaction {run.transactions}: {progress.documents:,} documents, "
         f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
@@ -191,7 +195,7 @@ def _print_transaction(run: TaskRun, progress: Progress) -> None:
     )
 
 
-def _rate(progress: Progress) -> float:
+def _rate(progress: TransactionSummary) -> float:
     return progress.documents / max(progress.seconds, 1e-9)
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.append import current_catalog
 from penstock.cli.frame import stderr
 from penstock.cli.shuffle_service import (
     Listening,
@@ -32,7 +31,7 @@ from penstock.cli.shuffle_service import (
     service_address,
 )
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
+from penstock.cli.stores import current_catalog, opened
 from penstock.cli.tables import size_text
 from penstock.errors import UsageError
 from penstock.settings import Settings
@@ -40,12 +39,12 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.consensus.committer.address import CommitterAddress
     from penstock.journal.planning import Planner
     from penstock.journal.state import JournalState
     from penstock.model.clock import Clock
     from penstock.model.routing import Routing
     from penstock.model.spec import Catalog
+    from penstock.servicekit.rpc.address import ServiceAddress
     from penstock.shuffle.binding import Binding
     from penstock.shuffle.client import RemoteBinding, RemoteSession
     from penstock.shuffle.delivery import Checkpoint
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     """Documents of a checkpoint, shard by shard."""
 
 PATIENCE_S = 5.0
-"""After so long without a checkpoint, say what it is that has to come first."""
+"""Time without a checkpoint after which the reason is printed."""
 
 
 def shuffle(
@@ -71,7 +70,7 @@ def shuffle(
         typer.Option(
             "--shards",
             min=1,
-            help="Split the keys over so many shards; as many as the task has by default.",
+            help="Number of shards to split the keys over; by default, that of the task.",
             show_default=False,
         ),
     ] = None,
@@ -90,7 +89,7 @@ def shuffle(
         typer.Option("--ad-hoc", help="Of a derived collection, read what is in it."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="End after so many checkpoints.")
+        int | None, typer.Option("--limit", min=1, help="End after this many checkpoints.")
     ] = None,
     listen: Annotated[
         str | None,
@@ -213,7 +212,7 @@ async def _shuffle(
             journals=Journals(store), blobs=open_blobs(settings.blob), schemas=Schemas(store)
         )
         with _spark(settings) if count else contextlib.nullcontext() as spark:
-            session = await Session.open(planner, bindings, routing=routing, now=wall_clock.now)
+            session = await Session.open(planner, bindings, now=wall_clock.now)
             try:
                 counting = None
                 if spark is not None:
@@ -225,17 +224,17 @@ async def _shuffle(
 
 
 async def _shuffle_remote(
-    address: CommitterAddress,
+    address: ServiceAddress,
     name: str,
     printed: _Printed,
     *,
     shards: int | None,
     limit: int | None,
 ) -> None:
-    """How many shards the task has is known to the service only; checkpoints are the same."""
+    """Print a service's checkpoints. They are the same for any number of shards."""
     from penstock.shuffle.client import RemoteSession
 
-    session = await RemoteSession.open(address, name, shards=shards or 1)
+    session = await RemoteSession.open(address, name)
     try:
         _announce(name, [each.collection for each in session.bindings], shards)
         if session.bindings:
@@ -252,18 +251,17 @@ async def _print(
     limit: int | None,
     counting: Counting | None = None,
 ) -> None:
-    """Checkpoints, up to a revision or so many of them."""
+    """Print checkpoints, up to a revision or a number of them."""
     async with contextlib.aclosing(_checkpoints(session, until)) as checkpoints:
         async for checkpoint in checkpoints:
             counted = await counting(checkpoint) if counting else None
             printed.show(checkpoint, bindings, counted)
-            session.consumed(checkpoint)
             if printed.checkpoints == limit:
                 return
 
 
 def _bindings(catalog: Catalog, name: str, *, ad_hoc: bool) -> tuple[Binding, ...]:
-    from penstock.catalog.lookup import find_collection
+    from penstock.catalog.collection_lookup import find_collection
     from penstock.shuffle.binding import ad_hoc_bindings, task_bindings
 
     if ad_hoc:
@@ -272,7 +270,7 @@ def _bindings(catalog: Catalog, name: str, *, ad_hoc: bool) -> tuple[Binding, ..
 
 
 def _shards(catalog: Catalog, name: str) -> int:
-    """How many shards a task has."""
+    """Number of shards of a task."""
     tasks = {each.name: each.shards for each in catalog.materializations}
     for each in catalog.derivations:
         if each.derivation is not None:
@@ -284,7 +282,7 @@ def _announce(name: str, collections: Sequence[str], shards: int | None) -> None
     if not collections:
         stderr.print(f"{name} reads nothing: all its bindings are disabled", markup=False)
         return
-    split = f" for {_some(shards, 'shard')}" if shards else ""
+    split = f" for {_counted(shards, 'shard')}" if shards else ""
     stderr.print(f"{name} reads {', '.join(dict.fromkeys(collections))}{split}", markup=False)
 
 
@@ -294,7 +292,7 @@ def _announce(name: str, collections: Sequence[str], shards: int | None) -> None
 async def _checkpoints(
     session: Session | RemoteSession, until: int | None
 ) -> AsyncGenerator[Checkpoint]:
-    """Checkpoints, up to a revision if one is given; says what it waits for if that takes long."""
+    """Yield checkpoints, up to a revision if one is given; after a while, print what is missing."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if until is not None:
         done = asyncio.ensure_future(session.caught_up(until))
@@ -319,7 +317,7 @@ async def _checkpoints(
 
 
 async def _end(*futures: asyncio.Future[Any]) -> None:
-    """Let nothing go on, and nothing be said of errors that were raised elsewhere already."""
+    """Cancel futures and wait for them; errors that were raised elsewhere already are dropped."""
     for future in futures:
         future.cancel()
     await asyncio.gather(*futures, return_exceptions=True)
@@ -340,7 +338,7 @@ def _head(states: Iterable[JournalState]) -> int:
 
 
 class _Printed:
-    """What was printed of a session so far."""
+    """Totals of what was printed so far."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.checkpoints = 0
@@ -354,19 +352,19 @@ class _Printed:
         bindings: Sequence[Binding | RemoteBinding],
         counted: list[int] | None,
     ) -> None:
-        """One line, at once: whoever reads it sees it, or has gone."""
+        """Print one line and flush it."""
         self.checkpoints += 1
         self.documents += checkpoint.documents
         self.bytes += checkpoint.bytes
-        told = _describe(self.checkpoints, checkpoint, bindings, counted)
-        sys.stdout.write((json.dumps(told) if self._as_json else _line(told)) + "\n")
+        described = _describe(self.checkpoints, checkpoint, bindings, counted)
+        sys.stdout.write((json.dumps(described) if self._as_json else _line(described)) + "\n")
         sys.stdout.flush()
 
     def __str__(self) -> str:
         return ", ".join(
             (
-                _some(self.checkpoints, "checkpoint"),
-                _some(self.documents, "document"),
+                _counted(self.checkpoints, "checkpoint"),
+                _counted(self.documents, "document"),
                 size_text(self.bytes),
             )
         )
@@ -382,7 +380,7 @@ def _describe(
     of_binding = dict.fromkeys((binding.index for binding in bindings), 0)
     for delivery in checkpoint.deliveries:
         of_binding[delivery.binding] += sum(rows.run.rows for rows in delivery.rows)
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "number": number,
         "peek": checkpoint.is_peek,
         "unresolved_hints": checkpoint.frontier.unresolved_hints,
@@ -393,27 +391,27 @@ def _describe(
         "committed_at": _time(max((each.commit for each in checkpoint.deliveries), default=None)),
         "bindings": {binding.state_key: of_binding[binding.index] for binding in bindings},
     }
-    return told if counted is None else {**told, "shards": counted}
+    return described if counted is None else {**described, "shards": counted}
 
 
-def _line(told: dict[str, Any]) -> str:
+def _line(described: dict[str, Any]) -> str:
     """The same for people."""
-    hints = _some(told["unresolved_hints"], "hint")
+    hints = _counted(described["unresolved_hints"], "hint")
     parts = [
-        f"#{told['number']}",
-        f"peek, {hints} unresolved" if told["peek"] else "resolved",
-        _some(told["documents"], "document"),
-        size_text(told["bytes"]),
-        _some(told["journals"], "journal"),
-        _some(told["producers"], "producer"),
-        f"committed {told['committed_at'] or 'nothing'}",
+        f"#{described['number']}",
+        f"peek, {hints} unresolved" if described["peek"] else "resolved",
+        _counted(described["documents"], "document"),
+        size_text(described["bytes"]),
+        _counted(described["journals"], "journal"),
+        _counted(described["producers"], "producer"),
+        f"committed {described['committed_at'] or 'nothing'}",
     ]
-    if "shards" in told:
-        parts.append(f"by shard {' '.join(f'{n:,}' for n in told['shards'])}")
+    if "shards" in described:
+        parts.append(f"by shard {' '.join(f'{n:,}' for n in described['shards'])}")
     return "  ".join(parts)
 
 
-def _some(number: int, what: str) -> str:
+def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

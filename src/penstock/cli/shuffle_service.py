@@ -12,21 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.append import current_catalog
 from penstock.cli.frame import print_json, stdout
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
+from penstock.cli.stores import current_catalog, opened
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.consensus.committer.address import CommitterAddress
+    from penstock.servicekit.rpc.address import ServiceAddress
     from penstock.shuffle.binding import Binding
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where sessions are served, and what protects them: on loopback nothing has to."""
+    """The address where sessions are served, and its protection, which loopback does not need."""
 
     listen: str
     token_file: Path | None = None
@@ -34,7 +33,7 @@ class Listening:
     tls_key: Path | None = None
 
     def __post_init__(self) -> None:
-        from penstock.consensus.committer.channel import check_certificate
+        from penstock.servicekit.rpc.listener import check_certificate
         from penstock.shuffle.service import check_exposure
 
         check_certificate(self.tls_cert, self.tls_key)
@@ -45,12 +44,12 @@ class Listening:
 
 def service_address(
     url: str, *, token_file: Path | None = None, tls_ca: Path | None = None
-) -> CommitterAddress:
-    """The service that --from names, with what was given beside its URL."""
-    from penstock.consensus.committer.address import CommitterAddress
-    from penstock.consensus.committer.channel import check_clear
+) -> ServiceAddress:
+    """Return the service that --from names, with the options given beside its URL."""
+    from penstock.servicekit.rpc.address import ServiceAddress
+    from penstock.servicekit.rpc.channel import check_clear
 
-    address = CommitterAddress.parse(url)
+    address = ServiceAddress.parse(url)
     for option, given, named in (
         ("--token-file", token_file, address.token_file),
         ("--tls-ca", tls_ca, address.ca),
@@ -68,13 +67,13 @@ def service_address(
 
 
 def refuse_beside(choice: str, options: Mapping[str, object], why: str) -> None:
-    """Refuse the `options` that were given, which say nothing beside `choice`."""
+    """Refuse `options` that were given but mean nothing beside `choice`."""
     if given := [option for option, value in options.items() if value]:
         raise UsageError(f"{choice} does not go together with {' and '.join(given)}", why=why)
 
 
 def refuse_without_service(options: Mapping[str, object]) -> None:
-    """Refuse the `options` that were given, which say nothing of a read without a service."""
+    """Refuse `options` that were given but mean nothing without a service."""
     if given := [option for option, value in options.items() if value]:
         raise UsageError(
             f"{' and '.join(given)} without a service",
@@ -90,11 +89,11 @@ def serve(settings: Settings, listening: Listening) -> None:
 async def _serve(settings: Settings, listening: Listening) -> None:
     from penstock import wall_clock
     from penstock.catalog import desired
-    from penstock.consensus.committer.channel import open_tokens, server_credentials
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.planning import Planner
     from penstock.journal.schemas import Schemas
+    from penstock.servicekit.rpc.listener import open_tokens, server_credentials
     from penstock.servicekit.signals import at_stop_signals
     from penstock.shuffle.binding import task_bindings
     from penstock.shuffle.service import ShuffleService, serving

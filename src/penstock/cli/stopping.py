@@ -1,13 +1,13 @@
-"""How a command is stopped: by Ctrl-C, or by SIGTERM, which supervisors send.
+"""Stop a command on Ctrl-C, or on SIGTERM, which supervisors send.
 
-    first     the command ends: where it can, by finishing what is under way, otherwise at once
+    first     the command ends: where possible after finishing its current work, else at once
     second    it ends at once
-    third     the process is gone
+    third     the process exits
 
-What ends at once is cancelled, and cleans up. A thread that is blocked somewhere else (a driver
-that connects, a Spark that starts) cannot be cancelled, and Python would wait for it: so a process
-that was stopped ends by itself after `LAST_S`, whatever it is in. It may be killed at any time
-anyhow: what it has acknowledged is durable, and the next command goes on from there.
+Ending at once means cancelling, which cleans up. A thread that is blocked elsewhere (a driver that
+connects, Spark starting) cannot be cancelled, and Python would wait for it, so a stopped process
+exits by itself after `LAST_S`. That is safe, because a process may be killed at any time: what it
+acknowledged is durable, and the next command continues from there.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from types import FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
 LAST_S: Final = 5.0
-"""How long a process may take to end after it was told to end at once."""
+"""Seconds that a process may take to end at once."""
 
 T = TypeVar("T")
 
 
 class Stops:
-    """The stops of this process."""
+    """Handles the stop signals of this process."""
 
     def __init__(self) -> None:
         self.code: int | None = None
-        """With what the process ends, if it was stopped."""
+        """Exit code of a stopped process."""
         self._ours = False
         self._asked = 0
         self._finish: Callable[[], object] | None = None
@@ -42,7 +42,7 @@ class Stops:
         self._last: threading.Timer | None = None
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a command's work to its end; raises `KeyboardInterrupt` if a signal ended it."""
+        """Run a command to its end; raises `KeyboardInterrupt` if a signal ended it."""
 
         async def cancellable() -> T:
             task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -63,7 +63,7 @@ class Stops:
 
     @contextlib.contextmanager
     def finishing(self, finish: Callable[[], None]) -> Iterator[None]:
-        """Within this, the first two signals call `finish`, which ends the work by itself."""
+        """Within this, the first two signals call `finish`, which makes the work end by itself."""
         loop = asyncio.get_running_loop()
         self._finish = lambda: loop.call_soon_threadsafe(finish)
         try:
@@ -72,7 +72,7 @@ class Stops:
             self._finish = None
 
     def ends_with(self, code: int) -> None:
-        """What was to be said is said: all that is left is to let go, and not for ever."""
+        """The result is printed: bound the time that cleaning up may take."""
         if self._asked < 2:
             self.code = code
         self._bound()
@@ -101,7 +101,7 @@ class Stops:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Between two instructions of the main thread; the loop may be blocked."""
+        """Runs between two instructions of the main thread; the event loop may be blocked."""
         self._asked += 1
         self.code = 128 + number
         if self._finish is not None and self._asked <= 2:
@@ -121,12 +121,12 @@ class Stops:
             self._last.start()
 
     def _exit(self) -> None:
-        """Only of a process that is the command's own."""
+        """Exit, if this process is the command's own."""
         if self._ours:
             os._exit(1 if self.code is None else self.code)
 
     def own_process(self) -> None:
-        """This process is the command, and may be ended."""
+        """Declare that this process is the command's own, so that it may be ended."""
         self._ours = True
 
 

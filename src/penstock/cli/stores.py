@@ -1,4 +1,4 @@
-"""The stores that commands work on, opened from settings and closed with the command."""
+"""Open the consensus store of a command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
+    from penstock.model.spec import Catalog
 
 
 @asynccontextmanager
 async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[Consensus]:
-    """The consensus store. Commands that only look do not `create` one where there is none."""
+    """Open the consensus store. Commands that only read do not `create` a missing one."""
     from penstock.consensus.open import open_consensus, sqlite_path
     from penstock.deployment import check_not_lost, is_there
     from penstock.runtime.waiting import Waits
@@ -27,7 +28,7 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
         raise UserError(
             "there is nothing here yet",
             where=str(sqlite_path(url)),
-            fix="name the data directory with --data, or fill one: penstock apply catalog.yaml",
+            fix="pass --data for another, or start here: penstock apply catalog.yaml",
         )
     with Waits().on("this command", f"the consensus store {mask_url(url)}"):
         store = await open_consensus(url)
@@ -35,3 +36,20 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
         yield store
     finally:
         await store.close()
+
+
+async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
+    """The catalog that was applied last; one that is given is applied first."""
+    from penstock.catalog import desired
+    from penstock.catalog.build import load_catalog
+    from penstock.catalog.evolution import fits_documents
+    from penstock.connectors.builtin import locate
+    from penstock.runtime.waiting import Waits
+
+    given = None
+    if settings.catalog:
+        given = load_catalog(settings.catalog, environ=None, locate=locate)
+    with Waits().on("this command", f"the consensus store {mask_url(settings.consensus)}"):
+        if given is not None:
+            await desired.apply(store, given, check=fits_documents(store))
+        return await desired.load(store)

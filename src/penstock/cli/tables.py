@@ -1,4 +1,4 @@
-"""Results as tables: one line per item, for people and for `grep`."""
+"""Print results as tables: one line per item, for people and for `grep`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _WIDE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A heading; numbers stand right."""
+class TableColumn:
+    """A heading; numbers are aligned to the right."""
 
     name: str
     number: bool = False
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under headings on stdout, nothing for none.
+def print_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under headings on stdout; nothing if there are none.
 
-    Each is one whole line, however narrow the terminal: it is for `grep` as well.
+    A row is one line, however narrow the terminal, so that `grep` works.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -41,7 +41,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Non
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Format a number of bytes in a suitable unit."""
     value, unit = float(size), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

@@ -1,4 +1,4 @@
-"""`penstock task`: what one may ask of a task that runs elsewhere."""
+"""`penstock task`: requests to a task that runs in another process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.append import current_catalog
 from penstock.cli.frame import stderr
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
+from penstock.cli.stores import current_catalog, opened
 from penstock.errors import UserError
 from penstock.settings import Settings
 
@@ -18,10 +17,10 @@ def close_now(
     settings: Settings,
     name: Annotated[str, typer.Argument(help="Name of the task.", show_default=False)],
 ) -> None:
-    """Close the open transaction of a running task, whatever its minimum duration says.
+    """Close the open transaction of a running task before its minimum duration.
 
-    It is asked of whoever runs the task now. If nobody does, or no transaction is open, nothing
-    happens.
+    The request goes to the process that runs the task now. If there is none, or no transaction is
+    open, nothing happens.
 
     Example: penstock task close-now acme/views
     """
@@ -38,6 +37,6 @@ async def _close_now(settings: Settings, name: str) -> None:
         if name not in known:
             raise UserError(
                 f"there is no task {name}",
-                fix=f"one of {', '.join(known)}" if known else "apply a catalog that has one",
+                fix=f"known tasks: {', '.join(known)}" if known else "apply a catalog with tasks",
             )
         await request(store, name, CLOSE_NOW)

@@ -51,8 +51,8 @@ def _summary(found: Verified) -> list[str]:
     ]
     if found.unsummed:
         lines.append(
-            f"{found.unsummed:,} objects are of a release that took no checksums: all that can be "
-            "told is that they can be decoded"
+            f"{found.unsummed:,} objects are of a release that took no checksums: "
+            "they were only decoded"
         )
     if found.unnamed:
         lines.append(f"{found.unnamed:,} objects are named by no journal, and were not looked at")

@@ -1,28 +1,29 @@
-"""Connectors by the name that a catalog gives as its image."""
+"""The registry of connectors, by kind of task and by the name that a catalog gives as its image."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import UserError
 from penstock.model.json_order import Json
 from penstock.model.spec import Catalog, Endpoint
-from penstock.runtime.connector import Materialization
+from penstock.runtime.connector.materialize import Materialization
 
-_MATERIALIZATIONS: Final = {
-    "materialize-postgres": "penstock.connectors.postgres:Postgres",
-    "materialize-sqlite": "penstock.connectors.sqlite:Sqlite",
+CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
+    "materialization": {
+        "materialize-postgres": "penstock.connectors.postgres.sink:Postgres",
+        "materialize-sqlite": "penstock.connectors.sqlite.sink:Sqlite",
+    },
 }
-
-_Make = Callable[..., Materialization]
+"""Module and class of each connector. A module is imported when a task needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class IdleTask:
     """A task that is recorded and cannot run."""
 
     kind: str
@@ -30,8 +31,8 @@ class Idle:
     why: str
 
 
-def idle_tasks(catalog: Catalog) -> list[Idle]:
-    """The tasks of a catalog that are meant to run, and that this release does not run."""
+def idle_tasks(catalog: Catalog) -> list[IdleTask]:
+    """Return the tasks of a catalog that are meant to run, and that this release cannot run."""
     planned = [
         *(("capture", spec.name, spec.shards) for spec in catalog.captures),
         *(
@@ -41,25 +42,25 @@ def idle_tasks(catalog: Catalog) -> list[Idle]:
         ),
     ]
     found = [
-        Idle(kind=kind, name=name, why=f"{kind}s do not run yet")
+        IdleTask(kind=kind, name=name, why=f"{kind}s do not run yet")
         for kind, name, shards in planned
         if not shards.disable
     ]
     found += [
-        Idle(kind="materialization", name=spec.name, why=_no_connector(spec.endpoint))
+        IdleTask(kind="materialization", name=spec.name, why=_no_connector(spec.endpoint))
         for spec in catalog.materializations
-        if not spec.shards.disable and _place(spec.endpoint) is None
+        if not spec.shards.disable and _find("materialization", spec.endpoint) is None
     ]
     return found
 
 
 def _name(endpoint: Endpoint) -> str:
-    """A registry path counts by its last part, without its tag."""
+    """Return the last part of an image, without its tag: the registry it comes from is ignored."""
     return (endpoint.image or "").rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
 
 
-def _place(endpoint: Endpoint) -> str | None:
-    return _MATERIALIZATIONS.get(_name(endpoint)) if endpoint.kind == "connector" else None
+def _find(kind: str, endpoint: Endpoint) -> str | None:
+    return CONNECTORS[kind].get(_name(endpoint)) if endpoint.kind == "connector" else None
 
 
 def _no_connector(endpoint: Endpoint) -> str:
@@ -67,26 +68,29 @@ def _no_connector(endpoint: Endpoint) -> str:
 
 
 def locate(endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
-    """What tells a resource from all others; None if its connector cannot say that here."""
+    """Return what tells a resource from all others; None if that is not known here."""
     try:
         return materialization(endpoint, task).location(resource)
     except UserError:
-        return None  # said when the task is run, or a secret that is set there
+        return None  # reported when the task runs; or a secret that is set only there
 
 
 def materialization(endpoint: Endpoint, task: str) -> Materialization:
-    """The connector of an endpoint."""
-    place = _place(endpoint)
-    if place is None:
-        near = difflib.get_close_matches(_name(endpoint), _MATERIALIZATIONS, n=1)
+    """Make the connector of a materialization's endpoint."""
+    make: Callable[..., Materialization] = _load("materialization", endpoint, task)
+    return make(endpoint.config.value, where=f"materialization {task}")
+
+
+def _load(kind: str, endpoint: Endpoint, task: str) -> Any:  # noqa: ANN401 - a class by its name
+    found = _find(kind, endpoint)
+    if found is None:
+        near = difflib.get_close_matches(_name(endpoint), CONNECTORS[kind], n=1)
+        known = ", ".join(f"penstock/{name}" for name in CONNECTORS[kind])
         raise UserError(
             _no_connector(endpoint),
-            where=f"materialization {task}: endpoint",
-            fix=f"did you mean penstock/{near[0]}?"
-            if near
-            else f"one of {', '.join(f'penstock/{known}' for known in _MATERIALIZATIONS)}",
+            where=f"{kind} {task}: endpoint",
+            why=f"connectors for a {kind} are {known}",
+            fix=f"did you mean penstock/{near[0]}?" if near else "use one of these",
         )
-    module, _, attribute = place.partition(":")
-    make: _Make = getattr(importlib.import_module(module), attribute)
-    config: Json = endpoint.config.value
-    return make(config, where=f"materialization {task}")
+    module, _, attribute = found.partition(":")
+    return getattr(importlib.import_module(module), attribute)

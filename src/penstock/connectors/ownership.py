@@ -1,13 +1,13 @@
-"""PURE: whose a table is, and whether it still holds what a task has put there.
+"""PURE: which task a table belongs to, and whether it still holds what that task stored.
 
-An endpoint keeps a `Record` of each target beside its checkpoints: which task fills it, under which
-state key, and whether rows were stored. A task that meets a table compares the record with what its
-recovery log remembers (`Task.resumed`), and goes on only if both tell the same story. Everything
-else would be wrong rows: documents counted twice in a table of another task, or never again in one
-that was dropped, emptied or put in its place by hand.
+An endpoint keeps a `TableRecord` of each target beside its checkpoints: the task that fills it, the
+state key, and whether rows were stored. A task that finds a table compares the record with its
+recovery log (`SinkTask.resumed`), and continues only if both tell the same story. Anything else
+would mean wrong rows: documents counted twice in a table of another task, or lost from a table that
+was dropped, emptied or replaced by hand.
 
-What is not noticed: rows that others change or delete as long as some are left; a table that was
-emptied and has rows again; an SQLite table that was replaced by one with rows.
+Not noticed: rows that others change or delete as long as some are left; a table that was emptied
+and has rows again; an SQLite table that was replaced by one with rows.
 """
 
 from __future__ import annotations
@@ -15,55 +15,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.runtime.connector import ConnectorError, Target, Task
+from penstock.runtime.connector.common import ConnectorError
+from penstock.runtime.connector.materialize import SinkTask, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What an endpoint remembers of a target."""
+class TableRecord:
+    """An endpoint's memory of a target."""
 
     state_key: str
     task: str | None = None
-    """Who fills it; None of a release that did not note it."""
+    """The task that fills it; None if an older release wrote the record."""
     filled: bool | None = None
-    """Whether rows were stored under the state key; None likewise."""
-    made: int | None = None
-    """Which table it was, where tables of one name can be told apart."""
+    """True if rows were stored under the state key; None likewise."""
+    identity: int | None = None
+    """Tells which table it was, where tables of one name can be told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is there where a target should be."""
+    """The table at a target's path, if there is one."""
 
     there: bool
     is_empty: Callable[[], bool] = lambda: True
-    made: int | None = None
+    identity: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The table may be used."""
+    """Permission to use a table."""
 
     emptied: bool = False
-    """Its rows are out of date: of another state key, or of another task."""
+    """True if its rows are out of date: of another state key, or of another task."""
     taken_from: str | None = None
-    """The task that must not store to it any more."""
+    """The task that may not store to it any more."""
 
 
 def claim(
-    task: Task,
+    task: SinkTask,
     target: Target,
-    record: Record | None,
+    record: TableRecord | None,
     found: Found,
     *,
     was: Target | None,
     hard_delete: bool,
     forget: str,
 ) -> Claim:
-    """Whether a task may store to a table; raises `ConnectorError` that says why not.
+    """Decide whether a task may store to a table; raises a `ConnectorError` that says why not.
 
     `was` is the target as it was applied last. `forget` is the statement that removes the record,
-    for who knows better.
+    for people who know better.
     """
     resumed = target.binding in task.resumed
     name = ".".join(target.path)
@@ -71,7 +72,7 @@ def claim(
         if resumed and not found.there:
             raise _gone(task, name)
         return Claim()
-    if record.task is None and not resumed and was is None:  # an older release did not say whose
+    if record.task is None and not resumed and was is None:  # of an older release
         if found.there and not found.is_empty() and not target.takeover:
             raise _foreign(task, name, "another task")
         return Claim(emptied=target.takeover or record.state_key != target.state_key)
@@ -88,7 +89,11 @@ def claim(
     filled = resumed if record.filled is None else record.filled
     if filled and not found.there:
         raise _gone(task, name)
-    if filled and None not in (record.made, found.made) and record.made != found.made:
+    if (
+        filled
+        and None not in (record.identity, found.identity)
+        and record.identity != found.identity
+    ):
         raise _lost(
             task, name, "is not the table that was filled, but another in its place", forget
         )
@@ -100,20 +105,26 @@ def claim(
 
 
 def keeps_rows(target: Target, hard_delete: bool) -> bool:
-    """Whether a table that had rows always has some: nothing of ours removes any, and rows that
-    are only ever added are for others to consume."""
+    """True if a table that had rows always has some.
+
+    Not so if a task deletes rows, or only ever adds rows, which are for others to consume.
+    """
     return not target.delta_updates and not hard_delete
 
 
-def claimed(task: Task, target: Target, record: Record | None, claim: Claim) -> Record:
-    """What is to be remembered of a table that is claimed."""
+def claimed(
+    task: SinkTask, target: Target, record: TableRecord | None, claim: Claim
+) -> TableRecord:
+    """Return the record of a table that is claimed."""
     known = None if record is None else record.filled
     filled = target.binding in task.resumed if known is None else known
-    return Record(state_key=target.state_key, task=task.name, filled=filled and not claim.emptied)
+    return TableRecord(
+        state_key=target.state_key, task=task.name, filled=filled and not claim.emptied
+    )
 
 
-def two_checkpoints(task: Task, where: str) -> ConnectorError:
-    """A task that was renamed, and that has stored things under both names."""
+def two_checkpoints(task: SinkTask, where: str) -> ConnectorError:
+    """Return the error for a renamed task that has stored documents under both names."""
     return ConnectorError(
         f"{task.name} and {task.renamed_from} have both stored documents there",
         where=where,
@@ -122,7 +133,7 @@ def two_checkpoints(task: Task, where: str) -> ConnectorError:
     )
 
 
-def _gone(task: Task, name: str) -> ConnectorError:
+def _gone(task: SinkTask, name: str) -> ConnectorError:
     return ConnectorError(
         f"table {name} is gone, and {task.name} had filled it",
         why="made anew, it would lack every document that was stored before",
@@ -130,7 +141,7 @@ def _gone(task: Task, name: str) -> ConnectorError:
     )
 
 
-def _lost(task: Task, name: str, what: str, forget: str) -> ConnectorError:
+def _lost(task: SinkTask, name: str, what: str, forget: str) -> ConnectorError:
     return ConnectorError(
         f"table {name} {what}",
         why=f"{task.name} goes on behind the documents that it has stored, and they are not there",
@@ -139,7 +150,7 @@ def _lost(task: Task, name: str, what: str, forget: str) -> ConnectorError:
     )
 
 
-def _unknown(task: Task, name: str) -> ConnectorError:
+def _unknown(task: SinkTask, name: str) -> ConnectorError:
     return ConnectorError(
         f"table {name} has rows of {task.name} that its recovery log does not know",
         why="another data directory has stored them, or the log was lost; everything would count "
@@ -149,7 +160,7 @@ def _unknown(task: Task, name: str) -> ConnectorError:
     )
 
 
-def _used_before(task: Task, name: str, why: str) -> ConnectorError:
+def _used_before(task: SinkTask, name: str, why: str) -> ConnectorError:
     return ConnectorError(
         f"{task.name} has filled table {name} before under this `backfill` counter",
         why=f"{why}: what was read before would not be read again",
@@ -157,7 +168,7 @@ def _used_before(task: Task, name: str, why: str) -> ConnectorError:
     )
 
 
-def _foreign(task: Task, name: str, owner: str) -> ConnectorError:
+def _foreign(task: SinkTask, name: str, owner: str) -> ConnectorError:
     return ConnectorError(
         f"table {name} belongs to {owner}",
         where=task.name,

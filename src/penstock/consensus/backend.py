@@ -40,10 +40,10 @@ Unit = tuple[tuple[str, VersionedData], ...]
 """Appends that commit together or not at all; keys are distinct."""
 
 Position = tuple[str, int]
-"""Of an entry in the store: its key and seqno."""
+"""The position of an entry in the store: its key and seqno."""
 
 SCHEMA_VERSION = 1
-"""Of the tables of both databases, written with the incarnation."""
+"""Version of the tables of both databases, written with the incarnation."""
 
 LIST_PAGE = 1_000
 """Keys per page of `list_keys`: some ten milliseconds of work, at most half a megabyte."""
@@ -59,13 +59,13 @@ _LAST_CHARACTER = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What the committer has to know of the kind of store it stands on."""
+    """What the committer has to know about a kind of backend."""
 
     name: str
     cache_heads: bool
-    """Whether foreign writers are rare enough for a head cache to be on by default."""
+    """True if foreign writers are rare enough for a head cache to be on by default."""
     foreign_poll_s: float
-    """How often to compare `revision()` with one's own, to notice commits of other processes."""
+    """Interval of polls of `revision()`, which notice commits of other processes."""
     commit_concurrency: int
     """Store transactions worth running at once; commits are serial, their preparation is not."""
 
@@ -77,15 +77,15 @@ class PoolOptions:
     connections_max: int = 8
     """Commits are serial and reads short: more connections only add work for the server."""
     commit_connections: int = 2
-    """Of them, those that no read may take: readers cannot keep commits waiting."""
+    """Connections of these that no read may take: readers cannot keep commits waiting."""
     wait_s: float = 10.0
-    """How long a caller may wait for a free connection before it is told that there is none."""
+    """How long a caller may wait for a free connection before it is refused."""
     lifetime_s: float = 300.0
     """Connections are replaced, so that they spread over servers behind an address again."""
     connect_timeout_s: int = 5
     statement_timeout_s: float = 30.0
     call_timeout_s: float = 40.0
-    """When the client stops waiting for a server that neither answers nor hangs up."""
+    """How long to wait for a server that neither answers nor hangs up."""
     idle_in_transaction_s: float = 10.0
     """A committer that was paused in a transaction holds row locks: the server ends it."""
     lock_s: float = 15.0
@@ -95,8 +95,8 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """What became of the units of one transaction, in their order.
+class CommitOutcome:
+    """The outcomes of the units of one transaction, in their order.
 
     `revision` is None iff no unit is COMMITTED. An unknown outcome is an `Indeterminate` in
     `outcomes`; losers that lose against the committed heads too are mismatches even then.
@@ -142,9 +142,9 @@ class Backend(Protocol):
 
     traits: Traits
     url: str
-    """For people: masked."""
+    """Masked, for messages."""
     incarnation: bytes
-    """Of the store this handle was opened on; whether it is still there, every call finds out."""
+    """Incarnation of the store this handle was opened on; every call checks that it exists."""
 
     async def revision(self) -> int:
         """The greatest committed revision, 0 in an empty store; cheap, made to be polled."""
@@ -171,7 +171,7 @@ class Backend(Protocol):
 
         At most `limit`; ends early behind the entry that passes `bytes_max`. A caller that pages
         must see each page begin where the last one ended, and start over if truncation came
-        between (R9).
+        between.
         """
         ...
 
@@ -179,7 +179,7 @@ class Backend(Protocol):
         """The smallest seqno still stored; 0 if the key is absent."""
         ...
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
         """Run `units`, in order, in one transaction.
 
         Raises `Determinate` only, and then nothing of any unit happened. Must not be cancelled:
@@ -210,7 +210,7 @@ class Backend(Protocol):
 
 
 def prove(bound: bytes, found: bytes | None) -> None:
-    """Raise unless the incarnation `found` is the one that somebody is `bound` to."""
+    """Raise unless the incarnation `found` is the one that a handle or caller is `bound` to."""
     if found != bound:
         now = "none" if found is None else found.hex()
         what = f"knew {bound.hex()}, found {now}: its contents are gone"
@@ -221,7 +221,7 @@ def prove(bound: bytes, found: bytes | None) -> None:
 class Verdict:
     """The decision about a batch, before anything is written.
 
-    `final[i]` tells of a losing unit that it loses against the committed heads too, so that the
+    `final[i]` is true for a losing unit that loses against the committed heads too, so that its
     answer stands whatever becomes of the transaction; false for winners.
     """
 
@@ -229,31 +229,35 @@ class Verdict:
     final: tuple[bool, ...]
     heads: Mapping[str, int]
     """New head of every key that moves."""
+    entries: Unit
+    """The appends of the winning units, in order."""
 
 
 def judge(heads: Mapping[str, int], units: Sequence[Unit]) -> Verdict:
-    """Who wins, if `units` run one after the other against the locked `heads`, with nobody between.
+    """Decide which `units` win if they run in order against the locked `heads`, without others.
 
     A key that is not in `heads` has never been created. For each key the result is the same as
     running its appends sequentially at commit time, so I1 to I4 hold by induction over batches.
     """
     moved: dict[str, int] = {}
+    entries: list[tuple[str, VersionedData]] = []
     wins: list[bool] = []
     final: list[bool] = []
     for unit in units:
         won = all(new.seqno == moved.get(k, heads.get(k, -1)) + 1 for k, new in unit)
         if won:
             moved.update((key, new.seqno) for key, new in unit)
+            entries += unit
         wins.append(won)
         # The transaction commits as a whole or not at all, so a loser faces one of two states:
         # the one it was judged in, or the untouched one.
         final.append(not won and any(new.seqno != heads.get(k, -1) + 1 for k, new in unit))
-    return Verdict(wins=tuple(wins), final=tuple(final), heads=moved)
+    return Verdict(wins=tuple(wins), final=tuple(final), heads=moved, entries=tuple(entries))
 
 
-def settle(verdict: Verdict, revision: int | None) -> Commit:
-    """The outcomes of a transaction that has certainly committed (or had nothing to commit)."""
-    return Commit(
+def settle(verdict: Verdict, revision: int | None) -> CommitOutcome:
+    """Return the outcomes of a transaction that committed, or had nothing to commit."""
+    return CommitOutcome(
         revision=revision,
         outcomes=tuple(
             CasResult.COMMITTED if won else CasResult.EXPECTATION_MISMATCH for won in verdict.wins
@@ -261,9 +265,9 @@ def settle(verdict: Verdict, revision: int | None) -> Commit:
     )
 
 
-def unsettled(verdict: Verdict, error: ConsensusError) -> Commit:
-    """The outcomes of a transaction whose COMMIT was sent and not answered."""
-    return Commit(
+def unsettled(verdict: Verdict, error: ConsensusError) -> CommitOutcome:
+    """Return the outcomes of a transaction whose COMMIT was sent and not answered."""
+    return CommitOutcome(
         revision=None,
         outcomes=tuple(
             CasResult.EXPECTATION_MISMATCH if final else error for final in verdict.final
@@ -277,9 +281,10 @@ def page_end(
     entries_max: int = PAGE_ENTRIES,
     bytes_max: int = PAGE_BYTES,
 ) -> int | None:
-    """Where a page of `(revision, bytes)` rows, ordered by revision, ends; None: all of them fit.
+    """Return the last revision of a page of `(revision, bytes)` rows; None if all rows fit.
 
-    The last revision that fits whole; the first one, fitting or not, so that a reader gets on.
+    Rows are ordered by revision. The page ends with the last revision that fits whole, but has at
+    least one, so that a reader makes progress.
     """
     size_total = 0
     for index, (revision, size) in enumerate(rows):
@@ -291,7 +296,7 @@ def page_end(
 
 
 def prefix_range(prefix: str) -> tuple[str, str]:
-    """The smallest and greatest key a prefix admits, both inclusive, in the order of UTF-8 bytes.
+    """Return the smallest and greatest key under a prefix, both inclusive, in UTF-8 byte order.
 
     A key has at most 512 bytes, so 128 times the last character (4 bytes) is behind all of them.
     """
@@ -299,7 +304,7 @@ def prefix_range(prefix: str) -> tuple[str, str]:
 
 
 def truncate_bound(key: str, seqno: int, head: int | None) -> Determinate:
-    """The refusal to truncate above the head, which would delete it (I3)."""
+    """Return the refusal to truncate above the head, which would delete it (I3)."""
     state = "does not exist" if head is None else f"has its head at {head}"
     return Determinate(
         ErrorKind.TRUNCATE_BOUND, f"cannot truncate {key!r} below {seqno}: it {state}"
@@ -307,7 +312,7 @@ def truncate_bound(key: str, seqno: int, head: int | None) -> Determinate:
 
 
 def check_schema_version(found: int) -> None:
-    """Refuse a store whose tables mean something this release does not know."""
+    """Refuse a store whose tables have a version that this release does not know."""
     if found != SCHEMA_VERSION:
         raise UserError(
             f"the consensus store has schema version {found}, this release knows {SCHEMA_VERSION}",

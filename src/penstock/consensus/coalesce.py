@@ -1,18 +1,18 @@
 """Group commit: compare-and-sets that wait together share one store transaction.
 
-There is no timer. A transaction starts as soon as a slot is free; what arrives while all slots are
-busy waits and goes together in the next one. So batches grow exactly when the store is what
-everybody waits for, and a lone caller never waits for company.
+There is no timer. A transaction starts as soon as a slot is free; units that arrive while all slots
+are busy go together in the next one. So batches grow exactly when the store is the bottleneck, and
+a lone caller never waits for others.
 
 `plan_batch` chooses (pure), `GroupCommit` acts. What holds:
 
-- **FIFO per key.** A key is in at most one running transaction, and nobody overtakes an earlier
-  waiter of the same key; followers of one key may share its transaction (a chain n, n+1, n+2).
-- **Nobody is failed by a neighbour.** If a transaction fails determinately, for a reason that may
+- **FIFO per key.** A key is in at most one running transaction, and no unit overtakes an earlier
+  one of the same key; units of one key may share a transaction (a chain n, n+1, n+2).
+- **No unit fails because of another.** If a transaction fails determinately, for a reason that may
   lie in one of its units, each unit is tried again alone, in order.
 - **An answer comes after the commit.** A crash between commit and answer loses the answer, which
-  every caller has to expect of any store, and never the entry.
-- **A caller that goes away changes nothing** (R10): its unit still runs.
+  callers of any store have to expect, and never the entry.
+- **A caller that goes away changes nothing**: its unit still runs.
 
 Merging the *payloads* of several callers would be wrong: what a caller appends depends on the
 state it saw. So would be refusing early from the memory of what was last committed here, since
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.consensus.backend import Backend, Commit, Unit
+from penstock.consensus.backend import Backend, CommitOutcome, Unit
 from penstock.consensus.store import (
     CasResult,
     ConsensusError,
@@ -44,17 +44,17 @@ _STORE_WIDE = frozenset(
         ErrorKind.STORE_RESET,
     }
 )
-"""Failures that say nothing about the units: trying them one by one would only wait n times."""
+"""Failures of the store, not of a unit: trying units one by one would only wait n times."""
 
 Outcome = CasResult | ConsensusError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCommitOptions:
-    """How much one store transaction carries.
+    """Limits on one store transaction.
 
-    Past some 128 appends the fixed cost of a commit is amortised and a larger batch only makes
-    everybody in it wait longer.
+    Past some 128 appends the fixed cost of a commit is amortised, and a larger batch only makes its
+    callers wait longer.
     """
 
     elements_max: int = 128
@@ -71,7 +71,7 @@ class GroupCommitOptions:
 def plan_batch(
     waiting: Iterable[Unit], busy: Container[str], options: GroupCommitOptions
 ) -> list[int]:
-    """Which of the `waiting` units, by position, the next transaction carries.
+    """Return the positions of the `waiting` units that the next transaction carries.
 
     Walks in order of arrival and skips a unit iff it shares a key with a running transaction or
     with an earlier unit that was skipped. Ends at the first unit that would pass a limit, so that
@@ -93,13 +93,13 @@ def plan_batch(
 
 
 def size_of(unit: Unit) -> int:
-    """Bytes of a unit's payloads."""
+    """Return the bytes of a unit's payloads."""
     return sum(len(new.data) for _, new in unit)
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A unit and the caller that waits for its outcome, which is a value also when an error."""
+    """A unit and the future of its outcome, which is a value even if an error."""
 
     unit: Unit
     outcome: asyncio.Future[Outcome]
@@ -115,14 +115,14 @@ class GroupCommit:
         self._waiting: deque[_Waiter] = deque()
         self._busy: set[str] = set()
         self.bytes_total = 0
-        """Of all units that wait or are being committed, also of callers that have left."""
+        """Bytes of all units that wait or are being committed, even if their callers have left."""
         self._running: set[asyncio.Task[None]] = set()
         self._pump_due = False
         self._closed = False
 
     @property
     def queue_depth(self) -> int:
-        """Units that wait for a transaction."""
+        """Number of units that wait for a transaction."""
         return len(self._waiting)
 
     async def commit(self, unit: Unit) -> CasResult:
@@ -137,7 +137,7 @@ class GroupCommit:
         return await asyncio.gather(*[self._enqueue(unit) for unit in units])
 
     async def close(self) -> None:
-        """Refuse what is new, finish what waits and runs."""
+        """Refuse new units, finish those that wait and run."""
         self._closed = True
         while self._running or self._waiting:
             self._pump()
@@ -151,7 +151,7 @@ class GroupCommit:
             return waiter.outcome
         self._waiting.append(waiter)
         self.bytes_total += size_of(unit)
-        if not self._pump_due:  # at the end of this turn, so that all arrivals of it go together
+        if not self._pump_due:  # at the end of this turn of the loop, so that its units go together
             self._pump_due = True
             loop.call_soon(self._pump)
         return waiter.outcome
@@ -183,7 +183,7 @@ class GroupCommit:
         finally:
             self._busy -= keys
             self.bytes_total -= sum(size_of(waiter.unit) for waiter in batch)
-            # Only if the event loop itself is being torn down is anybody left without an answer.
+            # Only if the event loop itself is being torn down is any caller left without an answer.
             unknown = Indeterminate(ErrorKind.UNAVAILABLE, "the committer was stopped")
             _answer(batch, [unknown] * len(batch))
 
@@ -212,8 +212,8 @@ class GroupCommit:
             else:
                 _answer([waiter], commit.outcomes)
 
-    async def _attempt(self, batch: list[_Waiter]) -> Commit:
-        """One transaction. A backend that breaks its promise leaves the outcome unknown."""
+    async def _attempt(self, batch: list[_Waiter]) -> CommitOutcome:
+        """Run one transaction. A backend that breaks its promise leaves the outcome unknown."""
         try:
             return await self._backend.commit([waiter.unit for waiter in batch])
         except Determinate:
@@ -221,10 +221,10 @@ class GroupCommit:
         except Exception as error:
             unknown = Indeterminate(ErrorKind.INTERNAL, cause_chain(error))
             unknown.__cause__ = error
-            return Commit(revision=None, outcomes=(unknown,) * len(batch))
+            return CommitOutcome(revision=None, outcomes=(unknown,) * len(batch))
 
 
 def _answer(batch: Sequence[_Waiter], outcomes: Sequence[Outcome]) -> None:
     for waiter, outcome in zip(batch, outcomes, strict=True):
-        if not waiter.outcome.done():  # its caller may have gone away
+        if not waiter.outcome.done():  # its caller may have left
             waiter.outcome.set_result(outcome)

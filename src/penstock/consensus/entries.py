@@ -1,7 +1,7 @@
 """PURE: the bytes of one state-log entry.
 
     0x50 | envelope version u8 | flags u8 | crc32 u32, big endian | body
-    body = msgpack array, fields in the order of `Entry`; flag bit 0: compressed with zlib
+    body = msgpack array, fields in the order of `LogEntry`; flag bit 0: compressed with zlib
 
 The checksum covers everything else, header included, so neither a torn write nor a foreign value
 under our key can pass for an entry. msgpack of a fixed array of integers and byte strings has one
@@ -31,26 +31,26 @@ _COMPRESS_FROM_BYTES = 4 * 1024  # below, the saving is smaller than the work
 _BODY_BYTES_MAX = 1 << 30  # inflating stops here: a forged entry must not fill the memory
 
 NO_BASE = -1
-"""`Entry.base` of a log that was never rolled up: it starts at entry 0 and the initial state."""
+"""`LogEntry.base` of a log that was never rolled up: it starts at entry 0 and the initial state."""
 
 
 class CorruptEntry(PenstockError):
-    """These bytes are not an entry that this module wrote, or not any more."""
+    """These bytes are not an entry that this module wrote, or are damaged."""
 
 
 class NewerFormat(PenstockError):
-    """A newer release wrote this; what is older may look at the log, but must not add to it."""
+    """A newer release wrote this; an older one may read the log, but must not append to it."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What one compare-and-set of a state log commits.
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The entry that one compare-and-set of a state log commits.
 
     - `diff` without `state`: a command.
     - `diff` with `state`: a command, and a rollup: the whole state after that command.
-    - `state` alone: a rollup only. Neither: a change of epoch, which says all it has to say.
+    - `state` alone: a rollup only. Neither: a change of epoch.
 
-    `base` is the newest entry below this one that carries a state. So the head alone tells a
-    newcomer where to start reading, however long the log is.
+    `base` is the newest entry below this one that carries a state. So the head alone tells a new
+    reader where to start, however long the log is.
     """
 
     format: int
@@ -62,19 +62,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     token: bytes
     """16 random bytes, one per command: how an attempt recognises itself after a lost reply."""
     epoch: int
-    """Leadership the entry was written under; 0 in a log that was never led."""
+    """Epoch of the leader that wrote the entry; 0 in a log that was never led."""
     base: int
     wall_ms: int
-    """When it was written, for people. Nothing decides by it."""
+    """When it was written, for people. No decision depends on it."""
     diff: bytes | None = None
     state: bytes | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Entry)
+_DECODER = msgspec.msgpack.Decoder(LogEntry)
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: LogEntry) -> bytes:
     body = _ENCODER.encode(entry)
     flags = 0
     if len(body) >= _COMPRESS_FROM_BYTES:
@@ -83,8 +83,8 @@ def encode(entry: Entry) -> bytes:
     return _PREFIX.pack(MAGIC, ENVELOPE_VERSION, flags, checksum) + body
 
 
-def decode(data: bytes, *, where: str) -> Entry:
-    """The entry in `data`; `where` (key and sequence number) goes into the error if it is none."""
+def decode(data: bytes, *, where: str) -> LogEntry:
+    """Decode an entry; `where` (key and sequence number) goes into the error."""
     if len(data) < _PREFIX.size or data[0] != MAGIC:
         raise CorruptEntry(
             "not a state-log entry",
@@ -108,7 +108,7 @@ def decode(data: bytes, *, where: str) -> Entry:
     try:
         return _DECODER.decode(_inflate(body) if flags & _FLAG_ZLIB else body)
     except (zlib.error, msgspec.MsgspecError) as error:
-        # The checksum holds, so this is what somebody wrote on purpose.
+        # The checksum holds, so these are the bytes that were written.
         raise CorruptEntry("state-log entry malformed", where=where, why=str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""A store in memory: for tests, and the plainest reading of the contract.
+"""A store in memory: for tests and previews, and the plainest reading of the contract.
 
 Everything happens under one lock. Every call first yields to the event loop, so that concurrent
 callers interleave here as they would with a store that takes time.
@@ -17,7 +17,7 @@ from penstock.consensus.backend import (
     LIST_PAGE,
     PAGE_BYTES,
     PAGE_ENTRIES,
-    Commit,
+    CommitOutcome,
     LivePage,
     Position,
     RevisionPage,
@@ -48,7 +48,7 @@ class MemoryBackend:
         self.incarnation = secrets.token_bytes(16)
         self._logs: dict[str, list[VersionedData]] = {}
         self._lost: dict[str, int] = {}
-        """Greatest revision that truncation took from a key."""
+        """Greatest revision that truncation removed, by key."""
         self._order: list[tuple[int, str, int]] = []
         """(revision, key, seqno) of every live entry."""
         self._revision = 0
@@ -101,7 +101,7 @@ class MemoryBackend:
             log = self._logs.get(key)
             return log[0].seqno if log else 0
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
         await self._turn()
         with self._lock:
             keys = {key for unit in units for key, _ in unit}
@@ -110,11 +110,10 @@ class MemoryBackend:
             if not any(verdict.wins):
                 return settle(verdict, None)
             self._revision += 1
-            for unit, won in zip(units, verdict.wins, strict=True):
-                for key, new in unit if won else ():
-                    entry = replace(new, revision=self._revision)
-                    self._logs.setdefault(key, []).append(entry)
-                    bisect.insort(self._order, (self._revision, key, new.seqno))
+            for key, new in verdict.entries:
+                entry = replace(new, revision=self._revision)
+                self._logs.setdefault(key, []).append(entry)
+                bisect.insort(self._order, (self._revision, key, new.seqno))
             return settle(verdict, self._revision)
 
     async def truncate(self, key: str, seqno: int) -> int | None:

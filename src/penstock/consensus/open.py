@@ -1,8 +1,8 @@
-"""From a URL to a store: the one way in.
+"""Opens the store that a URL names.
 
     sqlite:///penstock.db            a file, relative; four slashes for an absolute path
     postgresql://user:pw@host/db     a database, with libpq's options
-    grpc://host:6882                 a committer elsewhere (`penstock persistd`)
+    grpc://host:6882                 a committer in another process (`penstock persistd`)
     grpc+unix:///run/p/p.sock        one on this host, behind a Unix socket
     memory:                          nothing durable, for tests
 
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from penstock.consensus.committer.options import CommitterOptions
 
 RETRY_S = 1.0
-"""Between attempts to open a store that is not there yet."""
-
+"""Interval between attempts to open a store that is not there yet."""
 
 PROBE_S = 2.0
-"""Somebody looks at a terminal: a committer that runs answers in milliseconds."""
+"""How long a probe waits: a user is watching, and a running committer answers in milliseconds."""
 
 
 class Scheme(enum.Enum):
-    """What kind of store a URL names."""
+    """Kinds of store that a URL may name."""
 
     MEMORY = "memory"
     SQLITE = "sqlite"
@@ -61,7 +60,7 @@ _ALIASES = {"postgres": Scheme.POSTGRESQL, "grpc+unix": Scheme.GRPC}  # libpq re
 
 
 def scheme_of(url: str) -> Scheme:
-    """The kind of store `url` names; a `UsageError` that helps if there is none such."""
+    """Return the kind of store that `url` names; a `UsageError` with a suggestion if unknown."""
     match = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
     if match is None:
         raise UsageError(
@@ -82,7 +81,7 @@ def scheme_of(url: str) -> Scheme:
 
 
 def sqlite_path(url: str) -> Path:
-    """The file of a `sqlite:///` URL."""
+    """Return the file of a `sqlite:///` URL."""
     prefix, separator, path = url.partition(":///")
     if prefix.lower() != "sqlite" or not separator or not path or path.startswith(":memory:"):
         raise UsageError(
@@ -100,7 +99,7 @@ def sqlite_path(url: str) -> Path:
 async def open_backend(url: str, pool: PoolOptions | None = None) -> Backend:
     """Open the durable store itself, creating its schema if missing; not for `grpc://`.
 
-    Raises `UsageError` and `UserError` for what waiting will not cure, `Unavailable` for the rest.
+    Raises `UsageError` or `UserError` if waiting will not help, `Unavailable` otherwise.
     """
     conceal_url(url)
     match scheme_of(url):
@@ -126,24 +125,24 @@ async def open_backend(url: str, pool: PoolOptions | None = None) -> Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsensusOptions:
-    """How to open a store; None stands for the defaults of the part concerned."""
+    """Options for opening a store; None stands for defaults."""
 
     committer: CommitterOptions | None = None
-    """Of an embedded committer."""
+    """Options of an embedded committer."""
     rpc: RpcOptions | None = None
-    """Of a connection to a committer elsewhere: token, TLS, deadlines."""
+    """Deadlines of a connection to a committer in another process."""
     pool: PoolOptions = field(default_factory=PoolOptions)
     wait_s: float = 0.0
-    """How long to try again while the database is unavailable: it may be starting, too."""
+    """How long to keep trying while the database is unavailable: it may be starting."""
     waiting: Callable[[Unavailable], None] = lambda _: None
-    """Told of every attempt in vain, so that waiting can be told from hanging."""
+    """Called after every failed attempt, so that a user sees that it waits."""
 
 
 async def open_consensus(url: str, options: ConsensusOptions | None = None) -> Consensus:
-    """The store that `url` names.
+    """Open the store that `url` names.
 
-    A database is opened at once, and its schema created if missing; a committer elsewhere is
-    dialled by the first call, since it may be restarting.
+    A database is opened at once, and its schema created if missing; a committer in another process
+    is dialled by the first call, since it may be restarting.
     """
     options = options or ConsensusOptions()
     conceal_url(url)
@@ -177,7 +176,7 @@ async def _open_patiently(url: str, options: ConsensusOptions) -> Backend:
 
 
 def probe(url: str) -> str:
-    """A sentence about the store, for `penstock doctor`; changes nothing, creates nothing."""
+    """Return a sentence about the store for `penstock doctor`; changes and creates nothing."""
     conceal_url(url)
     match scheme_of(url):
         case Scheme.MEMORY:

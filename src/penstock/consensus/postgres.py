@@ -15,9 +15,9 @@ the commit is visible, so a snapshot that shows revision r shows every revision 
 the counter. A claim waits only for other claims; a lock waits only for rows that others can see.
 Truncation locks its floor row and then entries below the head, which no append touches.
 
-**Which store it is** stays true as well: whoever has read the incarnation holds a lock on its table
-until the end of the transaction (of the statement, for a read that is one), and DROP waits for
-that. A table that is looked up later in the transaction is therefore of the same schema.
+**The store stays the same one**: a transaction that has read the incarnation holds a lock on its
+table until its end (the end of the statement, for a read of one statement), and DROP waits for it.
+So a table that is looked up later in the transaction belongs to the same schema.
 
 **What is known after an error.** Before the second round trip nothing can have committed, whatever
 happened to the connection. From then on, an ERROR (not FATAL) of a class that aborts proves that
@@ -40,7 +40,7 @@ from penstock.consensus.backend import (
     PAGE_BYTES,
     PAGE_ENTRIES,
     SCHEMA_VERSION,
-    Commit,
+    CommitOutcome,
     LivePage,
     PoolOptions,
     Position,
@@ -70,7 +70,7 @@ from penstock.consensus.store import (
 )
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.failpoints import declare, hit
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 from penstock.servicekit.secrets import mask_url
 
 T = TypeVar("T")
@@ -82,8 +82,8 @@ SCHEMA_LOCK = 0x70656E73746F636B
 """Advisory lock of the schema's creation: concurrent CREATE … IF NOT EXISTS fail otherwise."""
 
 # One head row per key is what appends lock; it outlives truncation (I4). Its other columns are not
-# indexed and its pages not full, so that moving a head stays within the page. Entries are already
-# compressed by whoever cares: EXTERNAL spares PostgreSQL the attempt.
+# indexed and its pages not full, so that moving a head stays within the page. Writers compress
+# entries where it pays: EXTERNAL spares PostgreSQL the attempt.
 SCHEMA = """
 CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS penstock.consensus_meta (k text PRIMARY KEY, v bytea NOT NULL);
@@ -114,7 +114,7 @@ INCARNATION = "SELECT v FROM penstock.consensus_meta WHERE k = 'incarnation'"
 
 
 def _proven(statement: str) -> str:
-    """`statement` with the incarnation as a column in front, and with a row also if it has none.
+    """Put the incarnation in front of the columns of `statement`, with a row even if it has none.
 
     One statement: a pipeline of two costs twice as much. The one row on the left leaves PostgreSQL
     a nested loop as the only plan, which keeps the order of the rows.
@@ -210,10 +210,10 @@ WITH store AS (SELECT v FROM penstock.consensus_meta WHERE k = 'incarnation'),
 SELECT (SELECT v FROM store), (SELECT seqno FROM head), (SELECT count(*) FROM gone)"""
 
 SCAN_PAGE_ROWS = 4_096
-"""Rows considered for one page in bytes: a bound on what the window looks at."""
+"""Rows considered for one page limited in bytes: a bound on the rows of the window."""
 
 _LOOKALIKES = ("cockroach", "-yb-", "redshift", "materialize", "greenplum")
-"""They speak the protocol, and differ in what READ COMMITTED and row locks mean."""
+"""Servers that speak the protocol, but differ in what READ COMMITTED and row locks mean."""
 
 
 class PostgresBackend:
@@ -249,7 +249,7 @@ class PostgresBackend:
 
     @classmethod
     async def probe(cls, url: str) -> str:
-        """A sentence about the server, which is left as it is; see `open.probe`."""
+        """Return a sentence about the server, which is not changed; see `open.probe`."""
         backend = cls(url, PoolOptions())
         try:
             return f"{await backend._check_server()} at {backend.url}"
@@ -337,7 +337,7 @@ class PostgresBackend:
         def read(connection: Connection) -> LivePage:
             with _snapshot(connection) as current:
                 found = connection.execute(LIVE, behind, binary=True)
-                with uncollected():
+                with gc_paused():
                     rows = found.fetchall()
                     entries = tuple((key, VersionedData(*entry)) for key, *entry, _ in rows)
                 return LivePage(
@@ -349,7 +349,7 @@ class PostgresBackend:
         return await self._run(read)
 
     async def _query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of a statement that is `_proven`, without their proof."""
+        """Return the rows of a `_proven` statement, without the incarnation."""
 
         def read(connection: Connection) -> list[tuple[Any, ...]]:
             rows = connection.execute(
@@ -361,7 +361,7 @@ class PostgresBackend:
         return await self._idempotent(read)
 
     def _revision(self, cursor: psycopg.Cursor[TupleRow]) -> int:
-        """What `REVISION` returned."""
+        """Return the result of `REVISION`."""
         row = cursor.fetchone()
         prove(self.incarnation, row[0] if row else None)
         if row is None or row[1] is None:
@@ -369,7 +369,7 @@ class PostgresBackend:
         return int(row[1])
 
     async def _idempotent(self, work: Callable[[Connection], T]) -> T:
-        """What may be done twice is worth a second try: the connection may have died idle."""
+        """Run `work`, which may run twice: the first connection may have died while idle."""
         try:
             return await self._run(work)
         except Indeterminate:
@@ -377,14 +377,14 @@ class PostgresBackend:
 
     # ---------------------------------------------------------------------------------- writes
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
-        def commit(connection: Connection) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
+        def commit(connection: Connection) -> CommitOutcome:
             return _commit(connection, self.incarnation, units)
 
         try:
             return await self._run(commit, commits=True)
         except Indeterminate:
-            pass  # lost before anything was written, so it may be sent again: perhaps it died idle
+            pass  # lost before anything was written: the connection may have died while idle
         try:
             return await self._run(commit, commits=True)
         except Indeterminate as error:
@@ -405,7 +405,7 @@ class PostgresBackend:
         await self.pool.close()
 
     async def _run(self, work: Callable[[Connection], T], *, commits: bool = False) -> T:
-        """Run `work` on a connection, and say what its errors prove."""
+        """Run `work` on a connection, and classify its errors."""
 
         def classified(connection: Connection) -> T:
             try:
@@ -422,8 +422,8 @@ class PostgresBackend:
 # ---------------------------------------------------------------------------------- transactions
 
 
-def _commit(connection: Connection, incarnation: bytes, units: Sequence[Unit]) -> Commit:
-    """One transaction. An error that is raised came before COMMIT was sent, or refused it."""
+def _commit(connection: Connection, incarnation: bytes, units: Sequence[Unit]) -> CommitOutcome:
+    """Run one transaction. An error that is raised came before COMMIT was sent, or refused it."""
     found, heads, claimed = _lock(connection, units)
     prove(incarnation, found)
     verdict = judge(heads, units)
@@ -433,7 +433,7 @@ def _commit(connection: Connection, incarnation: bytes, units: Sequence[Unit]) -
         return settle(verdict, None)
     hit(BEFORE_COMMIT)
     try:
-        revision = _write(connection, units, verdict, claimed)
+        revision = _write(connection, verdict, claimed)
     except psycopg.Error as error:
         outcome = classify(error)
         if isinstance(outcome, Determinate):
@@ -447,7 +447,7 @@ def _commit(connection: Connection, incarnation: bytes, units: Sequence[Unit]) -
 def _lock(
     connection: Connection, units: Sequence[Unit]
 ) -> tuple[bytes | None, dict[str, int], set[str]]:
-    """Incarnation and heads, as they stay until the transaction ends, and the keys it has claimed.
+    """Return incarnation and heads, fixed until the transaction ends, and the keys it has claimed.
 
     A claimed key was created just now, at 0 and without an entry: it has no head yet.
     """
@@ -464,19 +464,16 @@ def _lock(
     return row[0] if row else None, heads, claimed
 
 
-def _write(
-    connection: Connection, units: Sequence[Unit], verdict: Verdict, claimed: set[str]
-) -> int:
-    """Write what was decided, and commit; the revision it has."""
-    won = [e for unit, wins in zip(units, verdict.wins, strict=True) if wins for e in unit]
+def _write(connection: Connection, verdict: Verdict, claimed: set[str]) -> int:
+    """Write what was decided, commit, and return the revision."""
     moved = {k: n for k, n in verdict.heads.items() if not (n == 0 and k in claimed)}
     unused = [key for key in claimed if key not in verdict.heads]
     parameters = (
         list(moved),
         list(moved.values()),
-        [key for key, _ in won],
-        [new.seqno for _, new in won],
-        [new.data for _, new in won],
+        [key for key, _ in verdict.entries],
+        [new.seqno for _, new in verdict.entries],
+        [new.data for _, new in verdict.entries],
     )
     with connection.pipeline():
         if unused:
@@ -490,7 +487,7 @@ def _write(
 
 @contextmanager
 def _snapshot(connection: Connection) -> Iterator[psycopg.Cursor[TupleRow]]:
-    """Statements inside see one state, of the store and the revision that `REVISION` returned."""
+    """Run statements on one snapshot, and yield the cursor of its `REVISION`."""
     with connection.pipeline():
         connection.execute(BEGIN_SNAPSHOT)
         yield connection.execute(REVISION)
@@ -498,8 +495,8 @@ def _snapshot(connection: Connection) -> Iterator[psycopg.Cursor[TupleRow]]:
 
 
 def _meta(connection: Connection) -> dict[str, bytes]:
-    """The store's own description, after creating its tables if there are none."""
-    try:  # usually there, and then no right to create anything is needed
+    """Return the store's metadata, after creating its tables if there are none."""
+    try:  # usually they exist, and then no right to create anything is needed
         found: dict[str, bytes] = dict(connection.execute(META).fetchall())
         if found:
             return found
@@ -525,7 +522,7 @@ _ABORTED = ("22", "23", "25", "28", "3F", "40", "42", "53", "54", "55", "57014")
 """Classes of ERROR after which the transaction is certainly rolled back."""
 
 _UNKNOWN = ("40003",)
-"""Statement completion unknown: of class 40, and yet it proves nothing."""
+"""Statement completion unknown: of class 40, but it proves nothing."""
 
 _KINDS = {
     "40001": ErrorKind.CONFLICT,
@@ -545,7 +542,7 @@ _KINDS = {
 
 
 def classify(error: psycopg.Error) -> ConsensusError:
-    """Whether a failed statement, which may have been its own transaction, took place."""
+    """Return what the error of a statement, perhaps its own transaction, proves."""
     state = error.sqlstate or ""
     said_error = error.diag.severity_nonlocalized == "ERROR"
     determinate = said_error and state.startswith(_ABORTED) and state not in _UNKNOWN
@@ -564,7 +561,7 @@ def _cannot_use(url: str, error: ConsensusError) -> Unavailable:
 
 
 def check_url(url: str) -> None:
-    """Refuse what libpq cannot read, without repeating it: it may hold a password."""
+    """Refuse a URL that libpq cannot read, without repeating it: it may hold a password."""
     refused = UsageError(
         "the PostgreSQL URL cannot be read",
         where=mask_url(url),

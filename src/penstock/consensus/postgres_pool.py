@@ -1,12 +1,12 @@
-"""At most so many connections to one PostgreSQL server, opened when needed, each in a thread.
+"""A bounded pool of connections to one PostgreSQL server, opened when needed, used in threads.
 
 Threads, because a call through psycopg's blocking connection costs a quarter of the CPU that it
-costs through its asynchronous one: a whole transaction is one hop to a thread and back. It also
-cannot be cancelled half-way, which is what R10 asks for.
+costs through its asynchronous one: a whole transaction is one hop to a thread and back. Nor can it
+be cancelled half-way: an operation must run to its end when its caller leaves.
 
 Not `psycopg_pool`, for three reasons that matter to a committer. A caller gets the real cause of a
-failed connection, at once, instead of a time-out after a background worker's retries. There is no
-second backoff: the first call after an outage connects. And the bound is exact, also while a
+failed connection at once, instead of a time-out after a background worker's retries. There is no
+second backoff: the first call after an outage connects. And the bound is exact, even while a
 connection is being replaced, so that an administrator may rely on it.
 """
 
@@ -75,11 +75,10 @@ class ConnectionPool:
         return len(self._idle)
 
     async def run(self, work: Callable[[Connection], T], *, commits: bool = False) -> T:
-        """Run `work` on a connection, in a thread, to its end, also when the caller goes away.
+        """Run `work` on a connection, in a thread, to its end, even if the caller leaves.
 
-        Some connections are there for what `commits` alone, however many reads wait.
-        Hangs up on a server that neither answers nor closes; `work` then fails as with any lost
-        connection.
+        Some connections are reserved for work that `commits`, however many reads wait. Hangs up on
+        a server that neither answers nor closes; `work` then fails as with any lost connection.
         """
         await self._acquire(commits=commits)
         loop = asyncio.get_running_loop()
@@ -91,7 +90,7 @@ class ConnectionPool:
             timer.cancel()
             self._calls.discard(call)
             if not ended.cancelled():
-                ended.exception()  # heard, also if the caller has gone away
+                ended.exception()  # retrieved, in case the caller has left
             self._release(commits=commits)
 
         running = loop.run_in_executor(self._threads, self._serve, call, work)
@@ -99,12 +98,12 @@ class ConnectionPool:
         return await asyncio.shield(running)
 
     def forget_idle(self) -> None:
-        """Close what is idle: after one connection was lost, the others are dead as well."""
+        """Close idle connections: after one was lost, the others are probably dead as well."""
         while self._idle:
             self._drop(self._idle.pop()[1])
 
     async def close(self) -> None:
-        """Wait for what runs, though not for a server that is silent, then close everything."""
+        """Wait for calls under way, though not for a silent server, then close everything."""
         self._closed = True
         timer = asyncio.get_running_loop().call_later(self._options.close_s, self._hang_up)
         for _ in range(self._options.connections_max):
@@ -152,11 +151,11 @@ class ConnectionPool:
     # ----------------------------------------------------------------------------- in a thread
 
     def _serve(self, call: _Call, work: Callable[[Connection], T]) -> T:
-        """A connection comes back clean or not at all.
+        """Run `work`; its connection returns to the pool clean, or not at all.
 
         One that failed, or is still inside a transaction, is closed, and the server rolls back.
-        After an error in a pipeline the driver believes in prepared statements that the server
-        has skipped, so being idle again does not make it clean.
+        After an error in a pipeline the driver relies on prepared statements that the server has
+        skipped, so being idle again does not make it clean.
         """
         expires, connection = self._take()
         clean = False
@@ -204,7 +203,7 @@ class ConnectionPool:
 
 
 class _Call:
-    """What a thread is doing on which connection, so that the event loop can end it."""
+    """A call in a thread and its connection, so that the event loop can end it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -226,7 +225,7 @@ class _Call:
     def hang_up(self) -> None:
         """Shut the socket under the driver, which sees a lost connection.
 
-        Asking for cancellation would need an answer of the very server that gives none.
+        Cancellation would need an answer from the very server that gives none.
         """
         with self._lock:
             self._expired = True

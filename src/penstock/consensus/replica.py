@@ -1,17 +1,17 @@
-"""PURE: what a state log means, and every decision about it.
+"""PURE: the meaning of a state log, and every decision about it.
 
 A log is a sequence of diffs; its state is the fold of them. A `Replica` is that fold up to one
-sequence number: the only knowledge a reader or writer has. The shell (`statelog.py`) reads, sends
-and waits; what is true, what to send and what an answer means is decided here.
+sequence number: all that a reader or writer knows. The shell (`statelog.py`) reads, sends and
+waits; this module decides what is true, what to send and what an answer means.
 
 **Slots.** A writer whose replica stands at n offers an entry to slot n + 1, and to no other slot
 until it has seen n + 1 taken. A slot is taken once, by one entry, for good. So of all attempts to
 commit one command at most one can succeed, however many replies were lost on the way.
 
-**Marks.** Whether a taken slot is ours could be read there, but a slot may be truncated while its
-writer was paused. So the state remembers the last command of every writer (`Mark`), rollups carry
-the marks, and `judge` decides from them. They are bounded: the least recent is forgotten, and
-`Replica.forgotten` says up to where absence proves nothing.
+**Marks.** The entry in a taken slot would show whose it is, but it may be truncated while its
+writer is paused. So the state remembers the last command of every writer (`Mark`), rollups carry
+the marks, and `fate_of` decides from them. They are bounded: the least recent is forgotten, and up
+to `Replica.forgotten` the absence of a mark proves nothing.
 
 **Rollups.** An entry may carry the whole state after itself. Which entries do is a function of the
 replica at the slot before, so every writer that competes for a slot agrees, and a rollup cannot
@@ -19,9 +19,9 @@ lose a race against commands: it is one. The states are those of journals, tasks
 kept to a few megabytes by their own design, and an entry may have 64: so there is no second store
 of rollups to keep in step with the log, no claim on writing one, and none that can be missing.
 
-**Revisions.** A machine is told the store's revision of each entry it applies. A writer learns that
-of its own entries only by reading them back, so its replica is *unconfirmed* for a while; a rollup
-is made from a confirmed one, since what it says of the entries below is all that stays of them.
+**Revisions.** A machine gets the store's revision of each entry it applies. A writer learns that of
+its own entries only by reading them back, so its replica is *unconfirmed* for a while. A rollup is
+made from a confirmed replica, since nothing else remains of the entries it replaces.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from penstock.consensus import entries
-from penstock.consensus.entries import NO_BASE, CorruptEntry, Entry, NewerFormat
+from penstock.consensus.entries import NO_BASE, CorruptEntry, LogEntry, NewerFormat
 from penstock.consensus.store import VersionedData
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 
 S = TypeVar("S")
 D = TypeVar("D")
 
 MARKS_MAX = 256
-"""Writers remembered per log: 12 KB at most, for a good many more than ever write at once."""
+"""Writers remembered per log: at most 12 KB, for many more than ever write at once."""
 
 
 class Machine(Protocol[S, D]):
-    """The meaning of one kind of log, given by whoever owns it. Pure, and never changes a state.
+    """The meaning of one kind of log, defined by its owner. Pure, and never changes a state.
 
     `decode_diff(encode_diff(d))` must equal `d`, the same for states: the writer's own replica is
-    made of decoded bytes too, so that it cannot differ from anybody else's.
+    made of decoded bytes too, so that it cannot differ from any other.
 
-    A revision is 0 while it is not known: of an entry that this process wrote and did not read
-    back, and of the entry that carries a rollup, in the state it carries.
+    A revision is 0 while it is unknown: for an entry that this process wrote and did not read back,
+    and, inside the state of a rollup, for the entry that carries it.
     """
 
     @property
@@ -71,7 +71,7 @@ class Machine(Protocol[S, D]):
     def encode_state(self, state: S) -> bytes: ...
 
     def decode_state(self, data: bytes, format: int, revision: int) -> S:  # noqa: A002
-        """`revision` is that of the entry which carried `data`: it stands for 0 in there."""
+        """Decode a state; `revision`, of the entry that carried it, replaces 0 in there."""
         ...
 
 
@@ -92,7 +92,7 @@ class RollupPolicy:
     bytes_max: int = 32 << 20
 
     def may_be_due(self, diffs_since: int) -> bool:
-        """Whether the next entry may carry the state, whatever its size."""
+        """True if the next entry may carry the state, whatever its size."""
         return (diffs_since + 1) % self.diffs_min == 0
 
     def due(self, diffs_since: int, diff_bytes_since: int, base_bytes: int) -> bool:
@@ -111,7 +111,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _Rollup(msgspec.Struct, frozen=True, array_like=True):
-    """`Entry.state`: the machine's state, and what the log itself must not forget."""
+    """`LogEntry.state`: the machine's state, and what the log itself must remember."""
 
     state: bytes
     forgotten: int
@@ -139,7 +139,7 @@ class Replica(Generic[S, D]):
     marks: Mapping[bytes, Mark]
     """In order of their `seqno`."""
     forgotten: int = -1
-    """The greatest seqno of a mark that is not remembered any more."""
+    """The greatest seqno of a mark that is no longer remembered."""
     diffs_since: int = 0
     diff_bytes_since: int = 0
     base_bytes: int = 0
@@ -154,11 +154,11 @@ class Replica(Generic[S, D]):
         return cls(key=key, machine=machine, state=machine.initial(), marks={})
 
     def advance(self, versioned: VersionedData) -> tuple[Replica[S, D], D | None]:
-        """The replica after the next entry, and the diff in it, if it has one."""
+        """Return the replica after the next entry, and the diff in it, if any."""
         return _fold(self, (versioned,))
 
     def catch_up(self, scanned: Sequence[VersionedData]) -> Replica[S, D]:
-        """The replica after `scanned`: contiguous entries that were asked for from `seqno + 1`.
+        """Return the replica after `scanned`, contiguous entries read from `seqno + 1` on.
 
         They begin later than that if truncation went past this replica; then it starts over from
         the newest rollup among them. The floor of a log always carries one: `truncate_to` never
@@ -201,12 +201,12 @@ class Replica(Generic[S, D]):
         raise unreadable or CorruptEntry(
             "the log has no rollup to start from",
             where=f"{self.key}, entries {scanned[0].seqno} to {scanned[-1].seqno}",
-            why="entries below were truncated by something else than its writers",
+            why="entries below were truncated by something other than its writers",
         )
 
 
 def start_of(key: str, head: VersionedData) -> int:
-    """Where to start reading the log with this head; 0, its floor, if a newer release wrote it."""
+    """Return where to start reading a log; 0, meaning its floor, if a newer release wrote it."""
     try:
         entry = entries.decode(head.data, where=_where(key, head.seqno))
     except NewerFormat:
@@ -215,7 +215,7 @@ def start_of(key: str, head: VersionedData) -> int:
 
 
 def diff_of(key: str, versioned: VersionedData, machine: Machine[S, D]) -> D | None:
-    """The diff in an entry, if it has one."""
+    """Return the diff in an entry, if any."""
     entry = _decode(key, versioned, machine.format)
     return None if entry.diff is None else machine.decode_diff(entry.diff, entry.format)
 
@@ -225,7 +225,7 @@ def diff_of(key: str, versioned: VersionedData, machine: Machine[S, D]) -> D | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """Who commits, and as what: everything about a command but its content."""
+    """The identity of a command: everything about it but its content."""
 
     writer: bytes
     writer_seq: int
@@ -236,7 +236,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt(Generic[S, D]):
-    """One command as one entry, offered to one slot. Sent again, it is the same bytes."""
+    """One command as one entry, offered to one slot. A resend has identical bytes."""
 
     author: Author
     new: VersionedData
@@ -244,13 +244,13 @@ class Attempt(Generic[S, D]):
     after: Replica[S, D]
     """The replica if this attempt commits."""
     rollup_skipped: bool
-    """A rollup was due and did not fit."""
+    """A rollup was due but did not fit."""
     truncate_to: int | None
     """Set if it rolls up: truncate to the rollup before it, once it has committed. One generation
-    of entries stays, so whoever is a little behind reads on and needs no rollup."""
+    of entries stays, so a reader that is a little behind reads on and needs no rollup."""
 
 
-@uncollected()
+@gc_paused()
 def compose(
     replica: Replica[S, D],
     author: Author,
@@ -260,16 +260,16 @@ def compose(
     bytes_max: int | None = None,
     force_rollup: bool = False,
 ) -> Attempt[S, D]:
-    """The entry that commits `diff` in the slot behind `replica`, with a rollup if one is due.
+    """Compose the entry that commits `diff` in the slot behind `replica`, with a rollup if due.
 
-    `bytes_max` bounds the entry further where several share a batch: the diff always goes in, the
+    `bytes_max` limits the entry further where several share a batch: the diff always goes in, the
     rollup only if it fits.
     """
     if replica.newer is not None:
         raise replica.newer
     machine = replica.machine
     seqno = replica.seqno + 1
-    entry = Entry(
+    entry = LogEntry(
         format=machine.format,
         writer=author.writer,
         writer_seq=author.writer_seq,
@@ -305,45 +305,45 @@ def compose(
     )
 
 
-class Verdict(enum.Enum):
-    """What became of an attempt, as far as a replica can tell."""
+class Fate(enum.Enum):
+    """The fate of an attempt, as far as a replica can tell."""
 
     LANDED = "its entry is in the log"
     OPEN = "its slot is still free: it may land yet, and may be sent again"
     LOST = "another entry has its slot: it never landed and never will"
     SUPERSEDED = "an abandoned command of the same writer landed instead"
-    FORGOTTEN = "its slot is gone, and so is the memory of who had it"
+    FORGOTTEN = "its slot is gone, and so is the mark of its writer"
 
 
-def judge(replica: Replica[S, D], author: Author, slot: int) -> Verdict:
-    """What became of the attempt of `author` on `slot`, to a replica read after it was sent."""
+def fate_of(replica: Replica[S, D], author: Author, slot: int) -> Fate:
+    """Return the fate of `author`'s attempt on `slot`, from a replica read after it was sent."""
     mark = replica.marks.get(author.writer)
     if mark is not None and mark.writer_seq >= author.writer_seq:
-        return Verdict.LANDED if mark.token == author.token else Verdict.SUPERSEDED
+        return Fate.LANDED if mark.token == author.token else Fate.SUPERSEDED
     if replica.seqno < slot:
-        return Verdict.OPEN
+        return Fate.OPEN
     # Had it landed, there would be a mark; unless that was dropped, which `forgotten` records.
     if mark is None and slot <= replica.forgotten:
-        return Verdict.FORGOTTEN
-    return Verdict.LOST
+        return Fate.FORGOTTEN
+    return Fate.LOST
 
 
-def judge_all(verdicts: Sequence[Verdict]) -> Verdict:
-    """What became of a batch that commits as a whole or not at all.
+def fate_of_all(fates: Sequence[Fate]) -> Fate:
+    """Return the fate of a batch that commits as a whole or not at all.
 
     The replicas are read one after the other, so an early one may still say OPEN when a later one
     says LANDED: one landed element proves them all, and one lost element disproves them all.
     """
-    for decisive in (Verdict.LANDED, Verdict.SUPERSEDED, Verdict.LOST, Verdict.FORGOTTEN):
-        if decisive in verdicts:
+    for decisive in (Fate.LANDED, Fate.SUPERSEDED, Fate.LOST, Fate.FORGOTTEN):
+        if decisive in fates:
             return decisive
-    return Verdict.OPEN
+    return Fate.OPEN
 
 
 # -------------------------------------------------------------------------------------- details
 
 
-def _with_state(entry: Entry, after: Replica[S, D]) -> Entry:
+def _with_state(entry: LogEntry, after: Replica[S, D]) -> LogEntry:
     rollup = _Rollup(
         state=after.machine.encode_state(after.state),
         forgotten=after.forgotten,
@@ -358,9 +358,9 @@ def _with_state(entry: Entry, after: Replica[S, D]) -> Entry:
 def _fold(
     replica: Replica[S, D], following: Sequence[VersionedData]
 ) -> tuple[Replica[S, D], D | None]:
-    """The replica after entries that follow it, and the diff in the last one, if it has one.
+    """Return the replica after entries that follow it, and the diff in the last one, if any.
 
-    One replica is made of all of them: whoever lists ten thousand logs makes ten thousand.
+    Only one replica is made, however many the entries: listing ten thousand logs makes as many.
     """
     if replica.newer is not None:
         return replica, None
@@ -409,8 +409,8 @@ def _fold(
     return after, diff
 
 
-def _remember(marks: dict[bytes, Mark], forgotten: int, entry: Entry, seqno: int) -> int:
-    """Add the mark of an entry to `marks`; up to where marks are forgotten then."""
+def _remember(marks: dict[bytes, Mark], forgotten: int, entry: LogEntry, seqno: int) -> int:
+    """Add the mark of an entry to `marks`; return up to where marks are forgotten then."""
     marks.pop(entry.writer, None)  # to the end: order is recency
     marks[entry.writer] = Mark(writer_seq=entry.writer_seq, token=entry.token, seqno=seqno)
     if len(marks) > MARKS_MAX:
@@ -418,7 +418,7 @@ def _remember(marks: dict[bytes, Mark], forgotten: int, entry: Entry, seqno: int
     return forgotten
 
 
-def _decode(key: str, versioned: VersionedData, format_max: int) -> Entry:
+def _decode(key: str, versioned: VersionedData, format_max: int) -> LogEntry:
     entry = entries.decode(versioned.data, where=_where(key, versioned.seqno))
     if entry.format > format_max:
         raise NewerFormat(

@@ -1,11 +1,11 @@
 """Many state logs as one: everything under a prefix, loaded and followed together.
 
     load_all     the current state of every log, as of one revision
-    follow_all   that, and then what becomes of it, revision by revision
+    follow_all   that, and then every change, revision by revision
 
 A follower of ten thousand logs holds one stream, not ten thousand. It is exact: after each `Moved`,
 its states are those that a fresh load would have found at that revision, for every log at once. So
-what was committed together is seen together, and nothing is seen of what came later.
+what was committed together is seen together, and nothing that was committed later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Generic
 
-from penstock.consensus.committer.backoff import Backoff
 from penstock.consensus.replica import D, Machine, Replica, S
 from penstock.consensus.statelog import closing
 from penstock.consensus.store import (
@@ -25,11 +24,12 @@ from penstock.consensus.store import (
     ConsensusError,
     Entries,
     Live,
-    Progress,
     VersionedData,
+    WatchProgress,
     WatchResync,
 )
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
+from penstock.servicekit.rpc.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +48,14 @@ class Moved(Generic[S]):
 
     revision: int
     changed: Mapping[str, S]
-    """The states that differ from those of the `Moved` before, by key; all of them at first."""
+    """The states that changed since the `Moved` before, by key; all of them at first."""
     jumped: bool
     """The revisions since the `Moved` before were not seen one by one: the start, or a reader that
     fell so far behind that entries were truncated meanwhile."""
 
 
 async def load_all(store: Consensus, prefix: str, machine: Machine[S, D]) -> Loaded[S, D]:
-    """The current state of every log under `prefix`; again until the store answers."""
+    """Load the current state of every log under `prefix`; retries until the store answers."""
     backoff = Backoff()
     while True:
         replicas: dict[str, Replica[S, D]] = {}
@@ -65,7 +65,7 @@ async def load_all(store: Consensus, prefix: str, machine: Machine[S, D]) -> Loa
                     match event:
                         case Live(entries):
                             _fold(replicas, entries, machine)
-                        case Progress(revision):
+                        case WatchProgress(revision):
                             return Loaded(revision=revision, replicas=replicas)
         except ConsensusError as error:
             await _patience(error, prefix, backoff)
@@ -74,10 +74,10 @@ async def load_all(store: Consensus, prefix: str, machine: Machine[S, D]) -> Loa
 async def follow_all(
     store: Consensus, prefix: str, machine: Machine[S, D]
 ) -> AsyncGenerator[Moved[S], None]:
-    """Every state under `prefix`, then those that change, until the caller stops.
+    """Yield every state under `prefix`, then those that change, until the caller stops.
 
-    Where truncation went past this reader, everything is loaded anew: what was lost of one log may
-    have been committed together with what is left of another.
+    Where truncation went past this reader, everything is loaded anew: a lost entry of one log may
+    have been committed together with a remaining entry of another.
     """
     known: dict[str, Replica[S, D]] = {}
     backoff = Backoff()
@@ -101,10 +101,10 @@ async def follow_all(
                                 keys = _fold(known, entries, machine)
                                 states = {key: known[key].state for key in keys}
                                 yield Moved(revision=revision, changed=states, jumped=False)
-                            case Progress(upto) if upto > revision:
+                            case WatchProgress(upto) if upto > revision:
                                 revision = upto
                                 yield Moved(revision=revision, changed={}, jumped=False)
-                            case Progress():
+                            case WatchProgress():
                                 pass
                             case WatchResync():
                                 lost = True
@@ -113,13 +113,13 @@ async def follow_all(
                 await _patience(error, prefix, backoff)
 
 
-@uncollected()
+@gc_paused()
 def _fold(
     replicas: dict[str, Replica[S, D]],
     entries: Iterable[tuple[str, VersionedData]],
     machine: Machine[S, D],
 ) -> list[str]:
-    """Bring the replicas of the keys that occur up to date; which they were."""
+    """Bring the replicas of the keys in `entries` up to date; return these keys."""
     keys = []
     for key, group in groupby(entries, itemgetter(0)):
         replica = replicas.get(key) or Replica.empty(key, machine)

@@ -1,15 +1,15 @@
 """Everything under a prefix as of one revision, read in pages while writers go on.
 
-Reading in the order of keys costs what the prefix holds, however large the rest of the store is.
-But each page is of a moment of its own: the keys on page i are whole up to revision r(i), and these
-grow. So the pages are followed by what was committed after r(1), in revision order, up to at least
-the last r(i); what a page had already is left out. Then all keys are whole up to one revision.
+The cost of reading in the order of keys depends on the prefix, not on the size of the store. But
+each page has its own revision: the keys on page i are complete up to revision r(i), and r(i) grows.
+So the pages are followed by what was committed after r(1), in revision order, up to at least the
+last r(i), except for entries that a page already had. Then all keys are complete up to the
+same revision.
 
-Truncation needs no care beyond what `Live` tells its readers. An entry that is live at the end was
-live when its page was read, so it was delivered; an entry may be delivered and be gone at the end,
-which does no harm; and an entry that follows a gap was the first live one of its log when its page
-was read, since floors only rise. So the log that a reader is left with begins at a floor of that
-log and ends at its head.
+Truncation needs no care beyond what `Live` states. An entry that is live at the end was live when
+its page was read, so it was delivered; an entry may be delivered and be gone at the end, which does
+no harm; and an entry that follows a gap was the first live one of its log when its page was read,
+since floors only rise. So a reader ends up with a log that begins at a floor and ends at its head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from penstock.consensus.backend import Backend, LivePage, Position
-from penstock.consensus.store import Live, Progress, SnapshotEvent
+from penstock.consensus.store import Live, SnapshotEvent, WatchProgress
 
 Behind = Position | int
 """Where a page begins: behind an entry, in the order of keys, or behind a revision."""
@@ -28,7 +28,7 @@ START: Final[Position] = ("", -1)
 
 
 async def read_page(backend: Backend, prefix: str, behind: Behind) -> LivePage:
-    """One page of a snapshot from the store itself."""
+    """Read one page of a snapshot from the backend."""
     if isinstance(behind, int):
         page = await backend.entries_since(prefix, behind)
         return LivePage(entries=page.entries, revision=page.upto, more=page.more)
@@ -38,7 +38,7 @@ async def read_page(backend: Backend, prefix: str, behind: Behind) -> LivePage:
 async def read_snapshot(
     read: Callable[[Behind], Awaitable[LivePage]],
 ) -> AsyncGenerator[SnapshotEvent, None]:
-    """The events of `Consensus.snapshot`, from its pages."""
+    """Yield the events of `Consensus.snapshot`, from its pages."""
     ends: list[Position] = []
     revisions: list[int] = []
     position, more = START, True
@@ -49,7 +49,7 @@ async def read_snapshot(
             key, last = page.entries[-1]
             position = key, last.seqno
         if more := page.more:
-            ends.append(position)  # the last page has no end: it is that of all keys behind
+            ends.append(position)  # the last page has no end: it covers all keys behind it
         revisions.append(page.revision)
     revision = revisions[0]
     while revision < revisions[-1]:
@@ -62,4 +62,4 @@ async def read_snapshot(
         if later:
             yield Live(later)
         revision = page.revision
-    yield Progress(revision)
+    yield WatchProgress(revision)

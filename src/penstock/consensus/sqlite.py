@@ -30,14 +30,13 @@ from penstock.consensus.backend import (
     PAGE_BYTES,
     PAGE_ENTRIES,
     SCHEMA_VERSION,
-    Commit,
+    CommitOutcome,
     LivePage,
     Position,
     RevisionPage,
     ScanPage,
     Traits,
     Unit,
-    Verdict,
     check_schema_version,
     judge,
     page_end,
@@ -49,7 +48,6 @@ from penstock.consensus.backend import (
 )
 from penstock.consensus.store import (
     SCAN_ALL,
-    ConsensusError,
     Determinate,
     ErrorKind,
     Indeterminate,
@@ -58,7 +56,7 @@ from penstock.consensus.store import (
 )
 from penstock.errors import Unavailable, UserError
 from penstock.failpoints import declare, hit
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ BUSY_TIMEOUT_MS = 5_000
 """How long to wait for another process's transaction; they take milliseconds."""
 
 BUSY_STEP_MS = 100
-"""How long SQLite itself waits, which cannot be interrupted, before one looks whether to go on."""
+"""How long SQLite itself waits, uninterruptibly, before we check whether to go on."""
 
 BEFORE_COMMIT = declare("sqlite-before-commit", "entries are written, COMMIT is not sent")
 AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, nobody has been answered")
@@ -161,20 +159,20 @@ class SqliteBackend:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
         self._closed = False
-        """Nothing new is done, and nobody waits for another process any more."""
+        """No new work is accepted, and waits for other processes end."""
 
     @classmethod
     async def open(cls, path: Path) -> SqliteBackend:
         """Open `path`, creating the file, its directory and its tables where missing."""
         given_up = threading.Event()
         try:
-            return await asyncio.to_thread(cls._open, path, given_up)
+            return await asyncio.to_thread(cls._open, path, given_up.is_set)
         except asyncio.CancelledError:
             given_up.set()
             raise
 
     @classmethod
-    def _open(cls, path: Path, given_up: threading.Event) -> SqliteBackend:
+    def _open(cls, path: Path, given_up: Callable[[], bool]) -> SqliteBackend:
         path = path.absolute()
         refuse_network_filesystem(path, _mounts())
         with contextlib.ExitStack() as opened:
@@ -196,7 +194,7 @@ class SqliteBackend:
 
     @staticmethod
     def probe(path: Path) -> str:
-        """A sentence about the store in `path`, which need not exist; see `open.probe`."""
+        """Return a sentence about the store in `path`, which need not exist; see `open.probe`."""
         refuse_network_filesystem(path.absolute(), _mounts())
         if not path.exists():
             return f"{path} will be created"
@@ -280,7 +278,7 @@ class SqliteBackend:
     async def live_page(self, prefix: str, after: Position) -> LivePage:
         low, high = prefix_range(prefix)
 
-        @uncollected()
+        @gc_paused()
         def read(db: sqlite3.Connection) -> LivePage:
             revision = int(_one(db, REVISION)[0])
             entries: list[tuple[str, VersionedData]] = []
@@ -308,41 +306,30 @@ class SqliteBackend:
                 finally:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
-            except sqlite3.Error as error:
-                raise Determinate(kind_of(error), cause_chain(error)) from error
             finally:
                 self._readers.put(db)
 
-        return await self._in_thread(self._read_threads, lambda: self._patiently(run))
-
-    def _patiently(self, work: Callable[[], T]) -> T:
-        """Do what does nothing if another process is in the way, until none is."""
-        until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-        while True:
+        def classified() -> T:
             try:
-                return work()
-            except ConsensusError as error:
-                if not _is_busy(error.__cause__) or self._closed or time.monotonic() > until:
-                    raise
+                return _while_busy(run, self._is_closed)
+            except sqlite3.Error as error:
+                raise Determinate(kind_of(error), cause_chain(error)) from error
+
+        return await self._in_thread(self._read_threads, classified)
 
     def _begin(self) -> None:
         """Begin to write."""
-        until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-        while True:
-            try:
-                self._writer.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if not _is_busy(error) or self._closed or time.monotonic() > until:
-                    raise
-            else:
-                return
+        _while_busy(lambda: self._writer.execute("BEGIN IMMEDIATE"), self._is_closed)
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     # ---------------------------------------------------------------------------------- writes
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
         return await self._in_thread(self._write_thread, lambda: self._commit(units))
 
-    def _commit(self, units: Sequence[Unit]) -> Commit:
+    def _commit(self, units: Sequence[Unit]) -> CommitOutcome:
         db = self._writer
         self._check_file()
         with self._rolled_back_on_error():
@@ -354,7 +341,8 @@ class SqliteBackend:
                 return settle(verdict, None)
             (revision,) = _one(db, BUMP)
             db.executemany(SET_HEAD, verdict.heads.items())
-            db.executemany(APPEND, _rows(units, verdict, revision))
+            rows = [(key, new.seqno, revision, new.data) for key, new in verdict.entries]
+            db.executemany(APPEND, rows)
             hit(BEFORE_COMMIT)
         try:
             with self._rolled_back_on_error(determinate=_COMMIT_REFUSED):
@@ -421,10 +409,10 @@ class SqliteBackend:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _check_file(self) -> None:
-        """Refuse to go on with a file that others can no longer see.
+        """Refuse to go on with a file that other processes can no longer see.
 
-        SQLite keeps working on a file that was deleted or replaced under it, and would acknowledge
-        commits that nobody will ever find.
+        SQLite keeps working on a file that was deleted or replaced, and would acknowledge commits
+        that are lost.
         """
         try:
             inode = self._path.stat().st_ino
@@ -435,7 +423,7 @@ class SqliteBackend:
             raise Determinate(ErrorKind.STORE_RESET, what)
 
     def _prove(self, db: sqlite3.Connection) -> None:
-        """Inside the transaction that relies on it: tables can be made anew in the same file."""
+        """Check the incarnation inside a transaction: the tables may have been created anew."""
         row = db.execute(INCARNATION).fetchone()
         prove(self.incarnation, row and bytes(row[0]))
 
@@ -468,7 +456,7 @@ _FIXES = {
 
 
 def _connect(
-    path: Path, *, readonly: bool, given_up: threading.Event | None = None
+    path: Path, *, readonly: bool, given_up: Callable[[], bool] = lambda: False
 ) -> sqlite3.Connection:
     mode = "ro" if readonly else "rwc"
     db = sqlite3.connect(
@@ -477,33 +465,33 @@ def _connect(
     db.execute(f"PRAGMA busy_timeout = {BUSY_STEP_MS}")
     db.execute("PRAGMA temp_store = MEMORY")
     if not readonly:
-        _patiently(lambda: db.execute("PRAGMA journal_mode = WAL"), given_up)
+        _while_busy(lambda: db.execute("PRAGMA journal_mode = WAL"), given_up)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA wal_autocheckpoint = 1000")
     return db
 
 
-def _patiently(work: Callable[[], object], given_up: threading.Event | None) -> None:
-    """Do what does nothing if another process is in the way, until none is, or nobody asks."""
+def _while_busy(work: Callable[[], T], given_up: Callable[[], bool]) -> T:
+    """Return the result of `work`, which does nothing while another process is in the way.
+
+    Tries again for `BUSY_TIMEOUT_MS`, unless the caller has given up.
+    """
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
-            work()
+            return work()
         except sqlite3.OperationalError as error:
-            over = time.monotonic() > deadline or (given_up is not None and given_up.is_set())
-            if not _is_busy(error) or over:
+            if not _is_busy(error) or given_up() or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-        else:
-            return
 
 
-def _create_schema(db: sqlite3.Connection, given_up: threading.Event) -> bytes:
-    """Create what is missing; the incarnation.
+def _create_schema(db: sqlite3.Connection, given_up: Callable[[], bool]) -> bytes:
+    """Create what is missing, and return the incarnation.
 
     An error leaves the transaction to `close`, which rolls it back.
     """
-    _patiently(lambda: db.execute("BEGIN IMMEDIATE"), given_up)
+    _while_busy(lambda: db.execute("BEGIN IMMEDIATE"), given_up)
     for statement in SCHEMA.split(";")[:-1]:
         db.execute(statement)
     meta = {"incarnation": secrets.token_bytes(16), "schema_version": b"%d" % SCHEMA_VERSION}
@@ -523,9 +511,9 @@ def _mounts() -> str:
 
 
 def refuse_network_filesystem(path: Path, mounts: str) -> None:
-    """SQLite's locks and shared memory do not work across hosts; a store there would tear.
+    """Refuse a network filesystem: SQLite's locks and shared memory do not work across hosts.
 
-    `mounts` is text as of `/proc/self/mounts`; without it nothing can be told, and nothing is.
+    `mounts` is the text of `/proc/self/mounts`; without it nothing is refused.
     """
     best, kind = "", ""
     for line in mounts.splitlines():
@@ -558,18 +546,10 @@ def _head_seqnos(db: sqlite3.Connection, keys: Iterable[str]) -> dict[str, int]:
     return {key: row[0] for key, row in found if row is not None}
 
 
-def _rows(
-    units: Sequence[Unit], verdict: Verdict, revision: int
-) -> Iterable[tuple[str, int, int, bytes]]:
-    for unit, won in zip(units, verdict.wins, strict=True):
-        if won:
-            yield from ((key, new.seqno, revision, new.data) for key, new in unit)
-
-
 # ---------------------------------------------------------------------------------------- errors
 
 _COMMIT_REFUSED = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
-"""A COMMIT that fails so has written no commit record; of an IO error one cannot tell."""
+"""A COMMIT that fails so has written no commit record; an IO error proves nothing."""
 
 _KINDS = {
     sqlite3.SQLITE_BUSY: ErrorKind.CONFLICT,
@@ -585,12 +565,12 @@ _KINDS = {
 
 
 def _code(error: sqlite3.Error) -> int:
-    """The primary result code: extended ones carry it in their low byte."""
+    """Return the primary result code, which extended ones carry in their low byte."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
-def _is_busy(error: BaseException | None) -> bool:
-    return isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) == sqlite3.SQLITE_BUSY
 
 
 def kind_of(error: sqlite3.Error) -> ErrorKind:

@@ -4,22 +4,22 @@ The log of a journal, a task, the catalog or a cluster lives under one key of th
 Its meaning is a `Machine` (see `replica.py`, where all decisions are); this module reads, sends,
 waits, and is the only layer that sends a compare-and-set again after an unknown outcome.
 
-    load      the current state, for readers
-    newest_diff  what happened last, without the state
-    follow    every state from now on, for readers that stay
-    StateLog  a writer's handle: `open` for logs with many writers, `lead` for logs with one leader
+    load         the current state, for readers
+    newest_diff  the newest change, without the state
+    follow       every state from now on, for readers that stay
+    StateLog     a writer's handle: `open` for many writers, `lead` for one leader
     append_all   one command each to several logs, all of them or none, under one revision
 
-**Many writers** (`open`): whoever loses a slot catches up, decides again on the new state, and
-tries the next one. **One leader** (`lead`): taking over appends the next epoch. Only leaders write
-such a log, so a slot that is taken by somebody else proves a newer epoch, and the loser is
-`Fenced`: no lease, timeout or clock is involved. The outside world is not fenced by this; an
-endpoint has to check the epoch in its own commit.
+**Many writers** (`open`): a writer that loses a slot catches up, decides again on the new state,
+and tries the next one. **One leader** (`lead`): taking over appends the next epoch. Only leaders
+write such a log, so a slot taken by another writer proves a newer epoch, and the loser is `Fenced`:
+no lease, timeout or clock is involved. This does not fence the outside world; an endpoint has to
+check the epoch in its own commit.
 
 **Exactly once.** A command is decided, encoded and sent; a lost reply is settled by reading back,
 never by assuming. Waiting has no limit here, since giving up would not make the outcome known:
 cancel the call instead. A cancelled command may still land. The writer's next command then finds
-out, does nothing, and raises `Superseded`; it was made by somebody who could not know.
+out, does nothing, and raises `Superseded`, since it was decided without knowing that.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from penstock import failpoints
-from penstock.consensus.committer.backoff import Backoff
 from penstock.consensus.replica import (
     Attempt,
     Author,
     D,
+    Fate,
     Machine,
     Replica,
     RollupPolicy,
     S,
-    Verdict,
     compose,
     diff_of,
-    judge,
-    judge_all,
+    fate_of,
+    fate_of_all,
     start_of,
 )
 from penstock.consensus.store import (
@@ -64,13 +63,14 @@ from penstock.consensus.store import (
     ResyncReason,
 )
 from penstock.errors import Bug, PenstockError
+from penstock.servicekit.rpc.backoff import Backoff
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _LOSSES_BEFORE_WAITING = 3
-_CONTENTION_S_MAX = 0.25  # others make progress, so it is worth looking again soon
+_CONTENTION_S_MAX = 0.25  # other writers make progress, so try again soon
 
 _AFTER_SEND = failpoints.declare(
     "statelog.after-send", "a state-log entry is committed, its writer does not know it yet"
@@ -81,15 +81,15 @@ _BEFORE_TRUNCATE = failpoints.declare(
 
 
 class Fenced(PenstockError):
-    """A newer leader has this log. Stop: cancel what runs, write nothing more."""
+    """A newer leader has this log. Stop: cancel what is running, write nothing more."""
 
 
 class Superseded(PenstockError):
-    """This command did nothing, because an earlier one of this writer, given up, had landed."""
+    """This command did nothing, because an abandoned earlier one of this writer had landed."""
 
 
 class OutcomeForgotten(PenstockError):
-    """Whether this command landed cannot be known any more."""
+    """It can no longer be known whether this command landed."""
 
 
 def _random_id() -> bytes:
@@ -98,7 +98,7 @@ def _random_id() -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Generic[S, D]):
-    """A command that is in the log: once, for good."""
+    """A command that is in the log, once and for good."""
 
     seqno: int
     diff: D
@@ -120,14 +120,14 @@ class Followed(Generic[S, D]):
 
 
 async def load(store: Consensus, key: str, machine: Machine[S, D]) -> Replica[S, D]:
-    """The current state: one head, and one scan from the newest rollup, whatever the log's age."""
+    """Load the current state: one head, one scan from the newest rollup, however old the log."""
     return await _catch_up(store, Replica.empty(key, machine))
 
 
 async def newest_diff(store: Consensus, key: str, machine: Machine[S, D]) -> D | None:
-    """What the newest entry of a log did; None if there is none, or it did nothing.
+    """Return the diff of the newest entry of a log; None if there is no entry or no diff.
 
-    One head and no fold, for who can tell from it what there is to know.
+    Reads one head and folds nothing.
     """
     backoff = Backoff()
     while True:
@@ -143,7 +143,7 @@ async def newest_diff(store: Consensus, key: str, machine: Machine[S, D]) -> D |
 async def follow(
     store: Consensus, key: str, machine: Machine[S, D]
 ) -> AsyncIterator[Followed[S, D]]:
-    """The current state, then the state after every further entry, until the caller stops."""
+    """Yield the current state, then the state after every further entry, until stopped."""
     seen = -1
     while True:
         replica = await load(store, key, machine)
@@ -172,23 +172,23 @@ async def follow(
 class StateLog(Generic[S, D]):
     """A writer's handle on one log, made by `open` or `lead`. Its commands queue up.
 
-    Fields are for reading; `append` and `refresh` are what changes them.
+    Fields are for reading; `append` is what changes them.
     """
 
     store: Consensus
     replica: Replica[S, D]
-    """As of the last append or refresh; somebody else may be further. It does not know the
+    """As of the last append; another writer may be further. It does not know the
     revisions of what this handle wrote, unless it is `confirmed`."""
     policy: RollupPolicy
     leads: int | None = None
     """The epoch this handle leads; what a leader gives to endpoints, to check in their commits."""
     writer: bytes = field(default_factory=_random_id)
     writer_seq: int = 1
-    """Of the next command. It counts up when a caller is told of success, not before: what carries
-    this number in the log is a command that its caller has given up."""
+    """Number of the next command. It counts up when a caller learns of success, not before: an
+    entry in the log with this number is a command that its caller abandoned."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _settled: Replica[S, D] | None = None
-    """The last confirmed replica, while `replica` is not: what `confirm` reads on from."""
+    """The last confirmed replica, while `replica` is not; `confirm` reads on from it."""
 
     @classmethod
     async def open(
@@ -199,7 +199,7 @@ class StateLog(Generic[S, D]):
         *,
         policy: RollupPolicy = RollupPolicy(),  # noqa: B008 - frozen
     ) -> StateLog[S, D]:
-        """One of many writers."""
+        """Open a log as one of many writers."""
         return cls(store=store, replica=await load(store, key, machine), policy=policy)
 
     @classmethod
@@ -211,7 +211,7 @@ class StateLog(Generic[S, D]):
         *,
         policy: RollupPolicy = RollupPolicy(),  # noqa: B008 - frozen
     ) -> StateLog[S, D]:
-        """The one leader: appends the next epoch, which fences whoever led before.
+        """Open a log as its leader: append the next epoch, which fences the leader before.
 
         A commit of an older leader is either before that entry, and part of the state here, or it
         never happens.
@@ -231,14 +231,8 @@ class StateLog(Generic[S, D]):
     def state(self) -> S:
         return self.replica.state
 
-    async def refresh(self) -> S:
-        """Catch up with everybody else."""
-        async with self.lock:
-            await self.catch_up()
-            return self.state
-
     async def append(self, decide: Callable[[S], D | None]) -> Committed[S, D] | None:
-        """Commit the diff that `decide` makes of the state it will be applied to.
+        """Commit the diff that `decide` returns for the state it will be applied to.
 
         `decide` is called again each time another writer was faster. It returns None if there is
         nothing to do, and raises to refuse; both are answers about the current state, so they
@@ -248,19 +242,19 @@ class StateLog(Generic[S, D]):
         return committed
 
     async def settled(self) -> S:
-        """A state with the revision of every entry below it; somebody else may be further."""
+        """Return a state that knows the revision of every entry; other writers may be further."""
         async with self.lock:
             await self.confirm()
             return self.state
 
     async def catch_up(self) -> None:
-        """`refresh` for who holds the lock."""
+        """Read what others have committed since. The caller must hold the lock."""
         self.replica = await _catch_up(self.store, self.replica)
 
     async def confirm(self) -> None:
-        """Learn the revisions of what this handle wrote; for who holds the lock.
+        """Learn the revisions of what this handle wrote. The caller must hold the lock.
 
-        Only that is read back, however much the log holds below it.
+        Only those entries are read back, however much the log holds below them.
         """
         if not self.replica.confirmed:
             before = self._settled or Replica.empty(self.key, self.replica.machine)
@@ -268,13 +262,13 @@ class StateLog(Generic[S, D]):
             self._settled = None
 
     def advance(self, after: Replica[S, D]) -> None:
-        """What was offered is committed; for who holds the lock."""
+        """Move to the replica of a committed attempt. The caller must hold the lock."""
         if self.replica.confirmed:
             self._settled = self.replica
         self.replica = after
 
     def check_standing(self) -> None:
-        """Refuse a command of a handle that is behind: fenced, or surprised by its own past."""
+        """Raise if this handle is fenced, or an abandoned command of its own has landed."""
         if self.leads is not None and self.replica.epoch != self.leads:
             raise Fenced(
                 f"epoch {self.leads} is over: epoch {self.replica.epoch} leads this log",
@@ -299,7 +293,7 @@ class Command(Generic[S, D]):
     log: StateLog[S, D]
     decide: Callable[[S], D | None]
     roll_up: bool = False
-    """Whether its entry carries the state in any case: for a diff that makes the state smaller."""
+    """The entry carries the state in any case: for a diff that makes the state smaller."""
 
 
 async def append_all(commands: Sequence[Command[Any, Any]]) -> list[Committed[Any, Any] | None]:
@@ -328,7 +322,7 @@ async def append_all(commands: Sequence[Command[Any, Any]]) -> list[Committed[An
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change(Generic[D]):
-    """What an entry shall do besides being there."""
+    """The content of an entry."""
 
     diff: D | None
     epoch: int | None = None
@@ -336,7 +330,7 @@ class _Change(Generic[D]):
 
 @dataclass(frozen=True, slots=True)
 class _Proposal(Generic[S, D]):
-    """A command before it is known which slot it gets, and on which state."""
+    """A command before its slot and its state are known."""
 
     log: StateLog[S, D]
     change: Callable[[Replica[S, D]], _Change[D] | None]
@@ -374,7 +368,7 @@ _Offers = list[tuple[StateLog[Any, Any], Attempt[Any, Any]]]
 
 
 async def _commit(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any, Any] | None]:
-    """What each proposal committed, None where there was nothing to do.
+    """Return what each proposal committed, None where there was nothing to do.
 
     Locks are taken in the order of keys, so two batches cannot wait for each other.
     """
@@ -390,7 +384,7 @@ async def _commit(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any,
             if attempt.rollup_skipped and len(proposals) == 1:
                 what = "the state of %s has more than %d bytes: no rollup, and its log grows"
                 _log.error(what, log.key, log.policy.bytes_max)
-        # The last thing, and without an await: from here on the caller will be told.
+        # Last, and without an await: from here on the caller will learn of it.
         for log, _ in _offers(proposals, attempts):
             log.writer_seq += 1
     return attempts
@@ -430,7 +424,7 @@ async def _land(proposals: Sequence[_Proposal[Any, Any]]) -> list[Attempt[Any, A
 def _compose(
     proposals: Sequence[_Proposal[Any, Any]], token: bytes
 ) -> list[Attempt[Any, Any] | None]:
-    """One attempt each; a batch carries those rollups that fit beside its diffs."""
+    """Compose one attempt each; a batch carries those rollups that fit beside its diffs."""
     if len(proposals) == 1:
         return [proposals[0].compose(token, bytes_max=ENTRY_BYTES_MAX)]
     attempts = [proposal.compose(token, bytes_max=0) for proposal in proposals]
@@ -469,15 +463,15 @@ async def _offer(offers: _Offers) -> bool:
             await log.catch_up()
             if log.replica.newer is not None:
                 raise log.replica.newer
-        match judge_all([judge(log.replica, a.author, a.new.seqno) for log, a in offers]):
-            case Verdict.LANDED:
+        match fate_of_all([fate_of(log.replica, a.author, a.new.seqno) for log, a in offers]):
+            case Fate.LANDED:
                 for log, attempt in offers:
                     if log.replica.seqno < attempt.new.seqno:  # read before the others landed
                         await log.catch_up()
                 return True
-            case Verdict.LOST | Verdict.SUPERSEDED:
+            case Fate.LOST | Fate.SUPERSEDED:
                 return False  # composing again tells them apart
-            case Verdict.FORGOTTEN:
+            case Fate.FORGOTTEN:
                 for log, _ in offers:
                     log.writer_seq += 1
                 raise OutcomeForgotten(
@@ -486,10 +480,10 @@ async def _offer(offers: _Offers) -> bool:
                     why="since it was sent, more writers came than a log remembers",
                     fix="look at the state, and decide again",
                 )
-            case Verdict.OPEN if result is not None:
+            case Fate.OPEN if result is not None:
                 # A mismatch, and yet the slot is free: the head must be below what we have seen.
                 raise _gone_back(offers[0][0].key, offers[0][0].replica.seqno)
-            case Verdict.OPEN:
+            case Fate.OPEN:
                 pass
 
 
@@ -502,7 +496,7 @@ async def _send(offers: _Offers) -> CasResult:
 
 
 async def _truncate(log: StateLog[Any, Any], attempt: Attempt[Any, Any]) -> None:
-    """Drop what a rollup has replaced. A failure is left to the next rollup, which drops more."""
+    """Truncate what a rollup replaced. A failure is left to the next rollup, which drops more."""
     if attempt.truncate_to is None:
         return
     failpoints.hit(_BEFORE_TRUNCATE)
@@ -547,7 +541,7 @@ def _offers(
 
 
 async def _catch_up(store: Consensus, replica: Replica[S, D]) -> Replica[S, D]:
-    """`replica` with everything that is committed now; again until the store answers."""
+    """Bring `replica` up to everything that is committed; retries until the store answers."""
     backoff = Backoff()
     while True:
         try:
@@ -572,7 +566,7 @@ async def _wait(backoff: Backoff, key: str, error: ConsensusError) -> None:
 
 @contextlib.asynccontextmanager
 async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """End a subscription with its reader, not whenever it is collected."""
+    """End a subscription with its reader, not when it is garbage-collected."""
     try:
         yield events
     finally:

@@ -13,20 +13,20 @@ What a caller may rely on, whatever the backend and the transport:
 - I5  COMMITTED is answered only after the entry is durable;
 - I6  keys are independent: an error on one never affects another;
 - I7  a store has a random incarnation, made with its schema: a store that was dropped and created
-      anew is a different one, and whoever remembers the old one can tell.
+      anew is a different one, and a caller that remembers the old one notices.
 
 **Linearizable** per key: `compare_and_set` and its two batches, `scan`, `truncate` and
 `head(fresh=True)`. `head(fresh=False)` may be stale, but it returns a committed entry, never goes
-backwards through one committer, and sees everything committed or returned through it before. Who
-acts on a stale head loses its compare-and-set and reads again, as after any lost race.
+backwards through one committer, and sees everything committed or returned through it before. A
+caller that acts on a stale head loses its compare-and-set and reads again, as after any lost race.
 
 **One revision** orders the whole store. A store transaction that commits at least one entry takes
-the next value of one counter, and all its entries carry it. Revision order is commit order,
-whoever wrote, without gaps: a reader that saw revision r can see every entry up to r.
+the next value of one counter, and all its entries carry it. Revision order is commit order over all
+writers, without gaps: a reader that saw revision r can see every entry up to r.
 
 **Unknown is not failed.** `Determinate` proves that an operation did not happen; `Indeterminate`
-says that it may have happened, or may yet. Whatever is not proven determinate is indeterminate;
-so is everything a caller stopped waiting for (cancelled, timed out). Who may send it again:
+says that it may have happened, or may yet. Whatever is not proven determinate is indeterminate, and
+so is every operation a caller stopped waiting for (cancelled, timed out). What may be sent again:
 
     operation                      after Determinate             after Indeterminate
     list, head, scan, snapshot,
@@ -35,8 +35,8 @@ so is everything a caller stopped waiting for (cancelled, timed out). Who may se
     compare_and_set*               any layer, identical bytes,   the state log only, which knows its
                                    unless `kind.final`           own entry when it reads it back
 
-Cancelling a caller does not cancel the operation (R10): it runs to its end and its outcome still
-reaches caches and subscribers.
+Cancelling a caller does not cancel the operation: it runs to its end, and its outcome still reaches
+caches and subscribers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from penstock.errors import PenstockError
 from penstock.servicekit.secrets import mask
 
 SEQNO_MAX = 2**63 - 1
-"""What a signed 64-bit column holds, which is what both databases have."""
+"""The maximum of a signed 64-bit column, which both databases have."""
 
 SCAN_ALL = SEQNO_MAX
 """The limit of a scan without one."""
@@ -59,7 +59,7 @@ KEY_BYTES_MAX = 512
 """Keys are index entries: PostgreSQL's B-tree refuses rows of about 2,700 bytes."""
 
 ENTRY_BYTES_MAX = 64 << 20
-"""Default cap of one entry: bulk data belongs in the blob store, and a cap gives a clear error."""
+"""Default limit of one entry: bulk data belongs in the blob store, and a refusal is clear."""
 
 ATOMIC_ELEMENTS_MAX = 1_000
 """Elements of one `compare_and_set_all`: its row locks are held together until the commit."""
@@ -71,7 +71,7 @@ MANY_ELEMENTS_MAX = 10_000
 """Elements of one `compare_and_set_many`: one message, and a fair share of the commit queue."""
 
 LIVENESS_KEY = "LIVENESS"
-"""Reserved: health checks read its head, nobody writes it."""
+"""Reserved: health checks read its head, and nothing writes it."""
 
 
 # ---------------------------------------------------------------------------------------- values
@@ -90,6 +90,10 @@ class VersionedData:
 
     def __repr__(self) -> str:
         return f"VersionedData({self.seqno}, {len(self.data)} bytes, revision={self.revision})"
+
+
+Batch = Sequence[tuple[str, VersionedData]]
+"""Keys, each with the entry to append to it."""
 
 
 class CasResult(enum.Enum):
@@ -150,7 +154,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WatchProgress:
     """Everything up to `revision` has been delivered, also when none of it was watched."""
 
     revision: int
@@ -168,7 +172,7 @@ class WatchResync:
     reason: ResyncReason
 
 
-WatchEvent = Entries | Progress | WatchResync
+WatchEvent = Entries | WatchProgress | WatchResync
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +186,14 @@ class Live:
     entries: tuple[tuple[str, VersionedData], ...]
 
 
-SnapshotEvent = Live | Progress
+SnapshotEvent = Live | WatchProgress
 
 
 # ---------------------------------------------------------------------------------------- errors
 
 
 class ErrorKind(enum.Enum):
-    """What was in the way. `final` kinds are never retried: the same call fails the same way."""
+    """The cause of an error. `final` kinds are never retried: the same call fails the same way."""
 
     INVALID_ARGUMENT = "invalid argument"
     TOO_LARGE = "too large"
@@ -261,10 +265,10 @@ class Indeterminate(ConsensusError):
 
 
 def cause_chain(error: BaseException) -> str:
-    """The messages of `error` and of everything it came from, outermost first, joined by ": ".
+    """Join the messages of `error` and of its causes, outermost first, with ": ".
 
-    SQLSTATEs and SQLite error names are kept: without them a chain says "db error" (B20). What a
-    driver says may hold what it was given, so secrets are masked.
+    SQLSTATEs and SQLite error names are kept: without them a chain says "db error". A driver's
+    message may repeat its input, so secrets are masked.
     """
     parts: list[str] = []
     seen: set[int] = set()
@@ -286,25 +290,25 @@ def cause_chain(error: BaseException) -> str:
 
 
 class Consensus(Protocol):
-    """What every caller sees, in the process of the store and over the network alike.
+    """The interface of every caller, in the committer's process and over the network alike.
 
     Arguments are checked before anything is sent: a bad one is `Determinate`, of kind
     INVALID_ARGUMENT or TOO_LARGE. After `close`, every call is `Determinate(UNAVAILABLE)`.
     """
 
     async def incarnation(self) -> bytes:
-        """The 16 random bytes made with this store's schema."""
+        """Return the 16 random bytes made with this store's schema."""
         ...
 
     def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
-        """Every key under `prefix` that was ever created, once each, page by page, in any order.
+        """Yield every key under `prefix` that was ever created, once each, in any order.
 
         Administrative; keys created meanwhile may be missed.
         """
         ...
 
     async def head(self, key: str, *, fresh: bool = False) -> VersionedData | None:
-        """The newest entry, None if the key was never created; linearizable iff `fresh`."""
+        """Return the newest entry, None if the key was never created; linearizable iff `fresh`."""
         ...
 
     async def compare_and_set(self, key: str, new: VersionedData) -> CasResult:
@@ -314,16 +318,14 @@ class Consensus(Protocol):
         """
         ...
 
-    async def compare_and_set_many(
-        self, batch: Sequence[tuple[str, VersionedData]]
-    ) -> list[CasResult | ConsensusError]:
-        """Independent appends, one outcome each, in order; one failure fails nobody else.
+    async def compare_and_set_many(self, batch: Batch) -> list[CasResult | ConsensusError]:
+        """Append independent elements, one outcome each, in order; none fails because of another.
 
         Elements of one key are judged in list order: a chain n, n+1 may commit as a whole.
         """
         ...
 
-    async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
+    async def compare_and_set_all(self, batch: Batch) -> CasResult:
         """Append every element, under one revision, or none; each names a different key.
 
         At most `ATOMIC_ELEMENTS_MAX` elements and `ATOMIC_BYTES_MAX` bytes.
@@ -331,7 +333,7 @@ class Consensus(Protocol):
         ...
 
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        """Entries from `from_` on, ascending and contiguous, at most `limit`.
+        """Return entries from `from_` on, ascending and contiguous, at most `limit`.
 
         Starts at the floor if `from_` is below it; empty if the key is absent or `from_` is above
         the head.
@@ -339,23 +341,23 @@ class Consensus(Protocol):
         ...
 
     def snapshot(self, prefix: str) -> AsyncIterator[SnapshotEvent]:
-        """Every live entry of every key under `prefix`, once, as of one revision; page by page.
+        """Yield every live entry of every key under `prefix`, once, as of one revision.
 
-        The last event is the `Progress` that says which revision that is: every log is whole up to
+        The last event is the `WatchProgress` that names that revision: every log is whole up to
         there, and `watch(prefix, revision)` goes on without a gap or a repetition. Writers and
         truncation may go on meanwhile.
         """
         ...
 
     async def truncate(self, key: str, seqno: int) -> int | None:
-        """Delete the entries below `seqno`; how many they were, None where nobody counts.
+        """Delete the entries below `seqno`; return their number, None if it is not known.
 
         `Determinate(TRUNCATE_BOUND)` if the key is absent or `seqno` is above its head.
         """
         ...
 
     def subscribe(self, key: str, from_: int) -> AsyncIterator[SubscribeEvent]:
-        """Every entry of `key` from `from_` on without a gap, as it is committed.
+        """Yield every entry of `key` from `from_` on without a gap, as it is committed.
 
         `CaughtUp` each time the head is reached. An absent key waits for its entry 0. If entries
         that are due were truncated, `Resync` is the last event. Repeated entries are allowed:
@@ -364,16 +366,16 @@ class Consensus(Protocol):
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
-        """Every entry committed after `from_revision` under `prefix`, once, in revision order.
+        """Yield every entry committed after `from_revision` under `prefix`, once, in that order.
 
-        `Progress` follows each batch at once, and comes at least every second when idle. Where
+        `WatchProgress` follows each batch at once, and comes at least every second when idle. Where
         truncation took entries that are due, one `WatchResync` stands for them and the stream
         goes on.
         """
         ...
 
     async def close(self) -> None:
-        """Finish what runs, release everything; closing twice is fine."""
+        """Finish what is under way, release everything; closing twice is fine."""
         ...
 
 
@@ -381,14 +383,14 @@ class Consensus(Protocol):
 
 
 def check_key(key: str) -> None:
-    """A key is 1 to 512 bytes of UTF-8 without NUL, which is what every backend can index."""
+    """Raise unless `key` is 1 to 512 bytes of UTF-8 without NUL, which every backend can index."""
     if not key:
         raise Determinate(ErrorKind.INVALID_ARGUMENT, "the key is empty")
     check_prefix(key)
 
 
 def check_prefix(prefix: str) -> None:
-    """A prefix is the beginning of a key, and may be empty."""
+    """Raise unless `prefix` is the beginning of a key; it may be empty."""
     try:
         size = len(prefix.encode())
     except UnicodeEncodeError as error:
@@ -402,25 +404,24 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_seqno(seqno: int) -> None:
-    if not 0 <= seqno <= SEQNO_MAX:
-        what = f"sequence number {seqno} is outside 0 … 2^63-1"
-        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+    _check_range("sequence number", seqno)
 
 
 def check_limit(limit: int) -> None:
-    if not 0 <= limit <= SCAN_ALL:
-        what = f"limit {limit} is outside 0 … 2^63-1"
-        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+    _check_range("limit", limit)
 
 
 def check_revision(revision: int) -> None:
-    if not 0 <= revision <= SEQNO_MAX:
-        what = f"revision {revision} is outside 0 … 2^63-1"
-        raise Determinate(ErrorKind.INVALID_ARGUMENT, what)
+    _check_range("revision", revision)
+
+
+def _check_range(name: str, value: int) -> None:
+    if not 0 <= value <= SEQNO_MAX:
+        raise Determinate(ErrorKind.INVALID_ARGUMENT, f"{name} {value} is outside 0 … 2^63-1")
 
 
 def check_position(key: str, seqno: int) -> None:
-    """The position of an entry; -1 stands before the first one of its key."""
+    """Check the position of an entry; -1 stands before the first one of its key."""
     check_prefix(key)
     if not -1 <= seqno <= SEQNO_MAX:
         what = f"sequence number {seqno} is outside -1 … 2^63-1"
@@ -428,7 +429,7 @@ def check_position(key: str, seqno: int) -> None:
 
 
 def check_entry(key: str, new: VersionedData, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
-    """One element of any compare-and-set."""
+    """Check one element of any compare-and-set."""
     check_key(key)
     check_seqno(new.seqno)
     if len(new.data) > entry_bytes_max:
@@ -436,17 +437,15 @@ def check_entry(key: str, new: VersionedData, *, entry_bytes_max: int = ENTRY_BY
         raise Determinate(ErrorKind.TOO_LARGE, what)
 
 
-def check_many(batch: Sequence[tuple[str, VersionedData]]) -> None:
-    """The size of a `compare_and_set_many`; its elements are checked, and refused, one by one."""
+def check_many(batch: Batch) -> None:
+    """Check the size of a `compare_and_set_many`; its elements are checked one by one."""
     if len(batch) > MANY_ELEMENTS_MAX:
         what = f"the batch has {len(batch)} elements, {MANY_ELEMENTS_MAX} is the limit"
         raise Determinate(ErrorKind.TOO_LARGE, what)
 
 
-def check_all(
-    batch: Sequence[tuple[str, VersionedData]], *, entry_bytes_max: int = ENTRY_BYTES_MAX
-) -> None:
-    """A `compare_and_set_all`: not empty, keys distinct, within its limits."""
+def check_all(batch: Batch, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
+    """Check a `compare_and_set_all`: not empty, keys distinct, within its limits."""
     if not batch:
         raise Determinate(ErrorKind.INVALID_ARGUMENT, "an atomic batch needs an element")
     if len(batch) > ATOMIC_ELEMENTS_MAX:

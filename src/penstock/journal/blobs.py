@@ -90,7 +90,7 @@ class BlobStore:
         return mask_url(self._url)
 
     def url_of(self, path: str) -> str:
-        """Where an object is, for people: never the way to open it."""
+        """The location of an object, for messages: without secrets, so nothing opens it."""
         return f"{mask_url(self._url).partition('?')[0].rstrip('/')}/{path}"
 
     # ------------------------------------------------------------------------------------- write
@@ -173,7 +173,7 @@ class BlobStore:
             return data
 
     def exists(self, path: str) -> bool:
-        """Whether the object is there."""
+        """True if the object is there."""
         with self._explained("cannot look for an object", path):
             return bool(self._fs.get_file_info(self._at(path)).type == fs.FileType.File)
 
@@ -278,7 +278,7 @@ def _make_directory(directory: Path) -> None:
     if directory.is_dir():
         return
     _make_directory(directory.parent)
-    with contextlib.suppress(FileExistsError):  # somebody else's, just now
+    with contextlib.suppress(FileExistsError):  # another process was faster
         directory.mkdir()
     _sync(directory.parent)
 

@@ -28,11 +28,9 @@ from penstock.journal.state import (
     Page,
     Record,
     Reseal,
-    Resume,
     Retain,
     Seal,
     Status,
-    Suspend,
     apply,
 )
 from penstock.model.clock import Clock, Flag, Producer
@@ -40,21 +38,22 @@ from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
 FORMAT: Final = 3
-"""Of diffs and states. 2 is the same without digests, 1 without `Reseal` either."""
+"""The format of diffs and states. 2 is the same without digests, 1 without `Reseal` either."""
 
 PAGE_FORMAT: Final = 2
-"""Of pages. 1 is the same without digests."""
+"""The format of pages. 1 is the same without digests."""
 
 _FRAGMENT, _ACK = 0, 1
-_CREATE, _APPEND, _SUSPEND, _RESUME, _RETAIN, _COMPACT, _SEAL, _DROP, _RESEAL = range(9)
+# 2 and 3 were kept for diffs that no release has written.
+_CREATE, _APPEND, _RETAIN, _COMPACT, _SEAL, _DROP, _RESEAL = 0, 1, 4, 5, 6, 7, 8
 
-# A producer is an integer of its own type, which msgspec asks about; it is written as an integer.
+# Producer is a subclass of int, which msgspec passes to the hook; it is written as an integer.
 _encode = msgspec.msgpack.Encoder(enc_hook=int).encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
 class JournalMachine:
-    """What a journal's state log means (`consensus.replica.Machine`)."""
+    """The state machine of a journal's log (`consensus.replica.Machine`)."""
 
     format = FORMAT
 
@@ -244,10 +243,6 @@ def _diff_out(diff: Diff) -> list[Any]:
             return [_CREATE, diff.collection, diff.labels, diff.key_begin, diff.key_end]
         case Append():
             return [_APPEND, [_record_out(record) for record in diff.records]]
-        case Suspend():
-            return [_SUSPEND]
-        case Resume():
-            return [_RESUME]
         case Retain():
             return [_RETAIN, diff.offset]
         case Compact():
@@ -272,10 +267,6 @@ def _diff_in(fields: list[Any]) -> Diff:
             )
         case [1, records]:
             return Append(records=tuple(_record_in(record, 0) for record in records))
-        case [2]:
-            return Suspend()
-        case [3]:
-            return Resume()
         case [4, offset]:
             return Retain(offset=offset)
         case [5, begin, end, path, size, *digest]:

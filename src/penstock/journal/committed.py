@@ -1,6 +1,6 @@
-"""PURE: which rows of a journal are committed, told from its records alone.
+"""PURE: which rows of a journal are committed, by its records alone.
 
-`Committed` reads records in order and answers, at each one, with the rows that just became
+`CommitReader` reads records in order and answers, at each one, with the rows that just became
 visible: the rows of an OUTSIDE run at once, the rows of a span when its ACK commits it. Rows of a
 span that is open are kept back, rows of a span that was rolled back are forgotten, and duplicates
 are passed over, which mostly means that a whole run is taken or left and no row is looked at.
@@ -12,8 +12,15 @@ from msgspec import Struct
 
 from penstock.journal.state import AckRecord, Fragment, Record
 from penstock.model.clock import NEVER, Clock, Flag, Producer
-from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
-from penstock.model.sequence import Position, ProducerState, advance, refusal, sequence
+from penstock.model.runs import (
+    Run,
+    RunOutcome,
+    advance_run,
+    fatal_outcome,
+    seen_through,
+    sequence_run,
+)
+from penstock.model.sequence import Position, ProducerState, advance, sequence, sequence_error
 
 
 class VisibleRows(Struct, frozen=True, kw_only=True, gc=False):
@@ -36,7 +43,7 @@ class VisibleRows(Struct, frozen=True, kw_only=True, gc=False):
         return not self.running_max and self.run.clock_min > self.clock_gt
 
 
-class Committed:
+class CommitReader:
     """The committed rows of one journal, record by record, from the first one retained."""
 
     def __init__(self, journal: str) -> None:
@@ -45,7 +52,7 @@ class Committed:
         self._spans: dict[Producer, list[VisibleRows]] = {}
 
     def read(self, record: Record) -> list[VisibleRows]:
-        """What becomes visible with `record`, in the order to show it; raises `SequenceError`."""
+        """Return the rows that `record` makes visible, in order; raises `SequenceError`."""
         if isinstance(record, AckRecord):
             return self._read_ack(record)
         visible: list[VisibleRows] = []
@@ -58,16 +65,16 @@ class Committed:
         outcome = sequence_run(state, placed)
         if fatal := fatal_outcome(outcome):
             at = self._position(placed.first_offset, run.producer)
-            raise refusal(fatal, state, run.kind, run.clock_min, at)
+            raise sequence_error(fatal, state, run.kind, run.clock_min, at)
         if outcome is RunOutcome.NONE:
             return []
         rows = VisibleRows(
             fragment=fragment,
             run=run,
-            clock_gt=seen(state),
+            clock_gt=seen_through(state),
             running_max=not run.increasing,
         )
-        # The exact begin of a span matters to who resumes from it; here, any lower bound will do.
+        # A reader that resumes needs the exact begin of a span; here, any lower bound will do.
         begin = placed.first_offset if outcome is RunOutcome.READ_ROWS else None
         self._states[run.producer] = advance_run(state, outcome, placed, begin)
         if run.kind is Flag.OUTSIDE_TXN:
@@ -80,7 +87,7 @@ class Committed:
         outcome = sequence(state, Flag.ACK_TXN, ack.clock)
         if outcome.is_fatal:
             at = self._position(ack.begin, ack.producer)
-            raise refusal(outcome, state, Flag.ACK_TXN, ack.clock, at)
+            raise sequence_error(outcome, state, Flag.ACK_TXN, ack.clock, at)
         if outcome.is_duplicate:
             return []
         self._states[ack.producer] = advance(state, outcome, ack.clock, ack.begin)

@@ -1,4 +1,4 @@
-"""PURE: whether what is in the journals can be read under a changed collection (catalog rule E-1).
+"""PURE: can the documents in the journals be read under a changed collection?
 
 Fragments stay as they were written, so every document admitted by the old write schema must have a
 reading under the new read schema. What adds to a schema has one: members, types, wider numbers.
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 from penstock.model import pointer
 from penstock.model.columns import Column, Kind, columns
-from penstock.model.explain import Problem
 from penstock.model.schema import compiled
 from penstock.model.shape import ANY, JsonType, Shape, union
 from penstock.model.spec import CollectionSpec
+from penstock.model.violations import Problem
 
 _RESET = "to start over, use a collection of another name"
 
@@ -63,7 +63,7 @@ def incompatible(old: CollectionSpec, new: CollectionSpec) -> list[Problem]:
 
 
 def narrowed(written: Shape, read: Shape) -> list[Problem]:
-    """Where documents of one shape cannot be read as the other."""
+    """Return the locations at which documents of one shape cannot be read as the other."""
     found = list(_types(written, read, ""))
     judged = {problem.pointer for problem in found}
     numbers = _numbers(written, columns(written), columns(read), "")
@@ -162,7 +162,7 @@ def _numbers(shape: Shape, old: Column, new: Column, at: str) -> Iterator[Proble
 
 
 def _fits(shape: Shape, old: Column, new: Column) -> bool:
-    """Whether every number of the old column has a place in the new one."""
+    """True if every number of the old column has a place in the new one."""
     if old.kind is new.kind is Kind.LONG:
         return True
     if old.kind not in (Kind.LONG, Kind.DECIMAL) or new.kind is Kind.LONG:

@@ -1,4 +1,4 @@
-"""Rows written under one schema, read under another (catalog rules E-1 and its table).
+"""Rows written under one schema, read under another.
 
     to_json(adapt(to_arrow(documents, written), written, wanted), wanted) == documents
 
@@ -34,7 +34,7 @@ from penstock.model.columns import Column, Kind, Member, unstorable
 from penstock.model.json_order import Json
 from penstock.model.shape import type_of
 from penstock.native.arrow import to_json, to_struct
-from penstock.native.types import arrow_schema, arrow_type
+from penstock.native.arrow_types import arrow_schema, arrow_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class UnreadableDocument(PenstockError):
     """A stored document that the schema it is read under cannot hold."""
 
     row = 0
-    """Which row of the batch it is."""
+    """The row of the batch."""
 
 
 class _Misfit(Exception):
@@ -317,7 +317,7 @@ _UNCHANGED = frozenset({Kind.BOOLEAN, Kind.LONG, Kind.DOUBLE, Kind.STRING, Kind.
 
 
 def _extent(array: Array) -> tuple[int, int, Array]:
-    """Which elements the lists of a slice have, and offsets that begin at the first of them."""
+    """First element and number of elements of a sliced list array, and its offsets from zero."""
     offsets = array.offsets.to_numpy()
     begin = int(offsets[0])
     return begin, int(offsets[-1]) - begin, _pa.array(offsets - begin, _pa.int32())
@@ -386,7 +386,7 @@ _CHECKS: dict[Kind, Callable[[Json], bool]] = {
 
 
 def _check_value(column: Column, value: Json, at: str) -> None:
-    """Whether a column can hold a value that comes from another one."""
+    """Raise unless a column can hold a value that comes from another one."""
     if not _CHECKS[column.kind](value):
         raise _Misfit(at, f"{_a(type_of(value))} where the column is {column.kind.value}")
     if (found := unstorable(value, column)) is not None and not found[0]:

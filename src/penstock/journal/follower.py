@@ -15,18 +15,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any, Final, TypeVar
 
 from penstock.consensus.statelog import closing
-from penstock.consensus.store import Consensus, Progress
+from penstock.consensus.store import Consensus, WatchProgress
 from penstock.errors import Bug
 from penstock.journal.planning import Planner
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces
 from penstock.journal.state import JournalState
-from penstock.journal.timeline import BEGIN, Position, Timeline
+from penstock.journal.timeline import BEGIN, Timeline, TimelinePosition
 
 T = TypeVar("T")
 
 _ENDING_S: Final = 10.0
-"""How long work that is interrupted may take to clean up before it is left behind."""
+"""Time that interrupted work has for cleaning up before it is abandoned."""
 
 
 class LoopThread:
@@ -66,7 +66,7 @@ async def current_revision(store: Consensus) -> int:
     """The revision of the last commit, whatever it was about."""
     async with closing(store.snapshot("revision/")) as events:  # no key is called so
         async for event in events:
-            if isinstance(event, Progress):
+            if isinstance(event, WatchProgress):
                 return event.revision
     raise Bug("a snapshot ended without its revision")
 
@@ -96,31 +96,31 @@ class Follower:
 
     def cut(
         self,
-        start: Position,
+        start: TimelinePosition,
         *,
         rows_max: int | None = None,
         before: int | None = None,
         idle_s: float = 0.0,
-    ) -> Position:
+    ) -> TimelinePosition:
         """`Timeline.cut` of everything that is committed now.
 
         If there is nothing to take, waits up to `idle_s` for something to be committed.
         """
         return self._thread.run(self._cut(start, rows_max, before, idle_s))
 
-    def latest(self) -> Position:
-        """How far a stream could go, by what is known without asking."""
+    def latest(self) -> TimelinePosition:
+        """The furthest position of a stream, by what is known already."""
         return self._thread.run(self._latest())
 
     def now(self) -> int:
         """The revision of the last commit."""
         return self._thread.run(current_revision(self._planner.journals.store))
 
-    def plan(self, start: Position, end: Position) -> tuple[Split, ...]:
-        """What there is to read between two positions, and where it is now."""
+    def plan(self, start: TimelinePosition, end: TimelinePosition) -> tuple[Split, ...]:
+        """The splits between two positions, with rows where they are now."""
         return self._thread.run(self._plan(start, end))
 
-    def forget(self, position: Position) -> None:
+    def forget(self, position: TimelinePosition) -> None:
         """Everything below `position` was taken, for good."""
         self._thread.run(self._forget(position))
 
@@ -145,7 +145,7 @@ class Follower:
     async def _end(self) -> None:
         self._following.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await self._following  # what went wrong was told to whoever asked meanwhile
+            await self._following  # callers have seen what went wrong
 
     async def _follow(self, planner: Planner) -> None:
         try:
@@ -184,8 +184,8 @@ class Follower:
             raise Bug("following the journals ended")
 
     async def _cut(
-        self, start: Position, rows_max: int | None, before: int | None, idle_s: float
-    ) -> Position:
+        self, start: TimelinePosition, rows_max: int | None, before: int | None, idle_s: float
+    ) -> TimelinePosition:
         await self._known(await current_revision(self._planner.journals.store))
         end = self._timeline.cut(start, rows_max=rows_max, before=before)
         with contextlib.suppress(TimeoutError):
@@ -196,16 +196,16 @@ class Follower:
                     end = self._timeline.cut(start, rows_max=rows_max, before=before)
         return end
 
-    async def _latest(self) -> Position:
+    async def _latest(self) -> TimelinePosition:
         await self._known(0)
         return self._timeline.cut(self._taken)
 
-    async def _plan(self, start: Position, end: Position) -> tuple[Split, ...]:
+    async def _plan(self, start: TimelinePosition, end: TimelinePosition) -> tuple[Split, ...]:
         await self._known(end.revision)
-        units = self._timeline.between(start, end)
-        visible = await self._planner.located(units, self._states)
+        units = self._timeline.units_between(start, end)
+        visible = await self._planner.resolve_units(units, self._states)
         return await self._planner.splits(list(pieces(visible)))
 
-    async def _forget(self, position: Position) -> None:
+    async def _forget(self, position: TimelinePosition) -> None:
         self._timeline.forget(position)
         self._taken = position

@@ -6,7 +6,7 @@ the length of the fragment. A fragment that turns out tiny never becomes an obje
 in the record itself.
 
 Objects get a random name that ends in the attempt, below the path of their partition. So two
-attempts at the same work never meet, and a journal's objects are told from others by their path.
+attempts at the same work never meet, and the path of an object says which partition it belongs to.
 
 All of it runs in Spark tasks as well: `FragmentLayout` and `BlobStore` survive pickling.
 """
@@ -31,7 +31,7 @@ from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.integrity import SUMS_KEY, SummingSink, damaged, open_parquet
 from penstock.journal.names import KEY_HASH_MAX
-from penstock.journal.rows import STAMPS, row_schema, stamp_names, visible
+from penstock.journal.rows import STAMPS, row_schema, stamp_names, visible_batches
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import Statistics
 from penstock.model.columns import Column, columns
@@ -42,7 +42,7 @@ _pa: Any = pa  # the published stubs lack much of this
 _pq: Any = pyarrow.parquet
 
 LENGTH_BYTES: Final = 256 << 20
-"""Where a fragment ends and the next begins, unless the collection says otherwise."""
+"""Length at which a fragment ends and the next begins, unless the collection says otherwise."""
 
 GROUP_ROWS: Final = 128 * 1024
 GROUP_BYTES: Final = 32 << 20
@@ -66,7 +66,7 @@ _CODECS: Final = {"NONE": "none", "GZIP": "gzip", "ZSTANDARD": "zstd", "SNAPPY":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentLayout:
-    """How rows of one journal are written: columns, key, and what the collection says of files."""
+    """The layout of one journal's fragments: columns, key, and the collection's file settings."""
 
     schema: str
     """Fingerprint of the schema that `root` is the layout of."""
@@ -99,13 +99,13 @@ class FragmentLayout:
 
 COMPACTION: Final = "compacted"
 COMPACTED: Final = f"-{COMPACTION}.parquet"
-"""How names of objects end that compaction writes: they hold several fragments."""
+"""The end of the names of objects that compaction writes; they hold several fragments."""
 
 
 class FragmentWriter:
     """One fragment in the making: `write` batches of rows, then `finish`, or leave by an error.
 
-    `prefix` is the path of the partition (`JournalName.prefix`), `attempt` names who writes. As a
+    `prefix` is the path of the partition (`JournalName.prefix`), `attempt` names the writer. As a
     context manager it removes what it began to write unless it was finished. With `inline` false,
     rows become an object however few they are. `claim` comes before the object, if there is one.
     """
@@ -158,9 +158,14 @@ class FragmentWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the fragment has reached its length, and another one should go on."""
+        """True if the fragment has reached its length, and the next rows belong in another one."""
         written = 0 if self._sink is None else self._sink.tell()
         return written >= self._layout.length_bytes or self._statistics.runs_count >= RUNS_MAX
+
+    @property
+    def held_bytes(self) -> int:
+        """Rows that wait in memory for their row group."""
+        return self._waiting_bytes
 
     def write(self, rows: pa.RecordBatch) -> None:
         """The next rows, in the columns of `rows.row_schema`."""
@@ -217,7 +222,7 @@ class FragmentWriter:
             self._claim()
             created = self._object.enter_context(self._blobs.create(self.path))
             self._sink = SummingSink(created)
-            # The first group tells whether there will be another.
+            # The first group is short if it is the only one.
             few = self._waiting_rows < FEW_ROWS
             leaves = list(_leaves(list(self._schema)[:-STAMPS]))
             # A member "a.b" and a member "b" of "a" have one path: what it says is true of both.
@@ -241,44 +246,7 @@ class FragmentWriter:
 
 
 class _Unfinished(Exception):
-    """Ends an object that nobody finished."""
-
-
-def write_fragments(
-    blobs: BlobStore,
-    prefix: str,
-    layout: FragmentLayout,
-    batches: Iterable[pa.RecordBatch],
-    attempt: str,
-) -> Iterator[Fragment]:
-    """Rows as fragments of the layout's length, each durable when it is yielded."""
-    pending = iter(batches)
-    more = True
-    while more:
-        more = False
-        with FragmentWriter(blobs, prefix, layout, attempt) as writer:
-            for batch in pending:
-                writer.write(batch)
-                if writer.full:
-                    more = True
-                    break
-            fragment = writer.finish()
-        if fragment is not None:
-            yield fragment
-
-
-def write_fragment(
-    blobs: BlobStore,
-    prefix: str,
-    layout: FragmentLayout,
-    batches: Iterable[pa.RecordBatch],
-    attempt: str,
-) -> Fragment | None:
-    """Rows as one fragment, however long; None if there are none."""
-    with FragmentWriter(blobs, prefix, layout, attempt) as writer:
-        for batch in batches:
-            writer.write(batch)
-        return writer.finish()
+    """Ends an object that was not finished."""
 
 
 def _leaves(schema: Iterable[Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -368,7 +336,7 @@ def read_visible(
     every = row_schema(root).names
     stamp = every[-STAMPS:]
     names = every if columns is None else [*(n for n in columns if n not in stamp), *stamp]
-    shown = visible(rows, _read(blobs, rows.fragment, root, begin, end, names, batch_rows))
+    shown = visible_batches(rows, _read(blobs, rows.fragment, root, begin, end, names, batch_rows))
     return shown if columns is None else (batch.select(list(columns)) for batch in shown)
 
 
@@ -401,7 +369,7 @@ def _read(
 
 
 def _is_damage(blobs: BlobStore, error: Exception) -> bool:
-    """Whether it is about what was read, and not about reading it: disks have numbers for that."""
+    """True if the content is wrong. An error of reading it has an errno, from the disk."""
     if isinstance(error, OSError):
         return error.errno is None and (spark_root(blobs) or "").startswith("file:")
     return isinstance(error, pa.ArrowInvalid)

@@ -9,7 +9,7 @@ from pyspark.sql import types as t
 
 from penstock.journal.rows import adapt_rows, stamp_names
 from penstock.model.columns import Column
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -64,18 +64,18 @@ def damaged(path: str, why: str, *, where: str | None = None) -> CorruptBlob:
     return CorruptBlob(f"an object is damaged: {path}", where=where, why=why, fix=RESTORE)
 
 
-def stretch(journal: str, begin: int, end: int) -> str:
-    """Where rows are, for errors."""
+def describe_offsets(journal: str, begin: int, end: int) -> str:
+    """Describe where rows are, for errors."""
     return f"journal {journal}, offsets {begin} to {end}"
 
 
 @contextmanager
-def located(journal: str, begin: int, end: int) -> Iterator[None]:
+def locate_damage(journal: str, begin: int, end: int) -> Iterator[None]:
     """Around reading an object: if it is damaged, the error says which rows are lost with it."""
     try:
         yield
     except CorruptBlob as error:
-        where = stretch(journal, begin, end)
+        where = describe_offsets(journal, begin, end)
         raise CorruptBlob(error.what, where=where, why=error.why, fix=error.fix) from None
 
 
@@ -84,9 +84,9 @@ def located(journal: str, begin: int, end: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What a footer says of the bytes before it.
+    """Checksums of everything before the footer, which holds them.
 
-    Pages lie side by side from the first magic on. Those of a small object are not told apart.
+    Pages lie side by side from the first magic on. A small object has one sum for all of them.
     """
 
     body: int
@@ -130,7 +130,7 @@ _SUMS: Final = struct.Struct("<BIQI")
 
 
 class SummingSink:
-    """Where a Parquet writer writes to: it passes everything on, and takes the sums of it.
+    """The sink of a Parquet writer: it passes everything on, and sums it up.
 
     Until `end_body`, what comes is the magic and pages, each behind a header that says how long it
     is; what comes afterwards is the footer.
@@ -173,7 +173,7 @@ class SummingSink:
         """The sink is flushed when it is closed."""
 
     def close(self) -> None:
-        """The sink is closed by whoever opened it."""
+        """Do nothing: the caller closes the sink."""
 
     def end_body(self) -> Sums:
         """All pages are written."""
@@ -190,7 +190,7 @@ class SummingSink:
         )
 
     def digest(self, rows: int) -> Digest:
-        """Of the whole object, once its rows are written."""
+        """Return the digest of the whole object, once its rows are written."""
         return Digest(
             bytes=self._bytes,
             footer=self._bytes - self._footer_begin,
@@ -233,7 +233,7 @@ _HEADER_BYTES_MAX: Final = 64 << 10
 
 
 def page_header(data: bytes) -> tuple[int, int]:
-    """How long the header of a page is, and how long the page behind it.
+    """Return the length of a page's header, and of the page behind it.
 
     Thrift's compact protocol; raises IndexError if `data` does not have all of it.
     """
@@ -278,7 +278,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _skipped(data: bytes, at: int, kind: int) -> int:
-    """Where the next field begins, behind one of this kind."""
+    """Return where the next field begins, behind one of this kind."""
     if kind in _BOOLEANS:
         return at
     if kind == _BYTE:
@@ -400,7 +400,7 @@ def _open(source: pa.NativeFile, blob: Blob, digest: Digest) -> _Opened:
 
 
 def _parsed(blob: Blob, footer: bytes | memoryview) -> tuple[Any, Sums]:
-    """What a footer says, which is known to be the one that was written."""
+    """Parse a footer whose digest was compared."""
     metadata = _pq.read_metadata(_pa.BufferReader(footer))
     text = (metadata.metadata or {}).get(SUMS_KEY.encode())
     if text is None:
@@ -416,7 +416,7 @@ def _compare_body(blob: Blob, body: memoryview, sums: Sums) -> None:
         if zlib.crc32(body) != sums.body:
             raise damaged(blob.path, _WRONG)
         return
-    if bytes(body[:_MAGIC_BYTES]) != _MAGIC:  # and this of one that read only smaller ones so
+    if bytes(body[:_MAGIC_BYTES]) != _MAGIC:  # of a release that read only smaller ones as a whole
         raise damaged(blob.path, _WRONG)
     _compare_pages(blob, body, 0, list(accumulate(sums.sizes, initial=_MAGIC_BYTES)), sums.pages)
 
@@ -474,7 +474,7 @@ class _Pages:
         return self._blob.digest.bytes
 
     def close(self) -> None:
-        """The source is closed by whoever opened it."""
+        """Do nothing: the caller closes the source."""
 
 
 # ----------------------------------------------------------------------------------------- pages
@@ -487,7 +487,7 @@ def digest_of_page(data: bytes) -> int:
 
 def read_page(blobs: BlobStore, page: Page, journal: str | None = None) -> tuple[Record, ...]:
     """The records of a page; raises CorruptBlob if they are not those that were written."""
-    where = stretch(journal, page.begin, page.end) if journal else None
+    where = describe_offsets(journal, page.begin, page.end) if journal else None
     data = blobs.read(page.path)
     if page.digest is not None and digest_of_page(data) != page.digest:
         raise damaged(page.path, _WRONG, where=where)

@@ -2,15 +2,15 @@
 
 A `Journals` is one process's way to all journals of a store. Each journal is a state log of its
 own (`consensus.statelog`), so everything here is safe beside any number of other processes that do
-the same: whoever loses a race looks at the new state and decides again.
+the same: the loser of a race looks at the new state and decides again.
 
 Two costs are worth knowing. Creating a journal, and appending to one that this process has written
 to lately, is one compare-and-set; a first append also reads the log. `append_all` and `create_all`
 are one store transaction for up to a thousand journals, and listing or following all of them is one
 snapshot.
 
-A caller that is cancelled may leave an append behind that lands later. It is not taken back, and
-nobody is told: documents of a producer that are appended again are duplicates to every reader.
+A cancelled call may leave an append behind that lands later, unnoticed. It is not taken back:
+documents of a producer that are appended again are duplicates to every reader.
 """
 
 from __future__ import annotations
@@ -53,14 +53,10 @@ from penstock.journal.state import (
     Diff,
     Drop,
     JournalState,
-    Page,
     Record,
     Refused,
-    Resume,
     Retain,
-    Seal,
     Status,
-    Suspend,
 )
 
 HANDLES_MAX: Final = 4096
@@ -102,7 +98,7 @@ def creation(
     labels: Mapping[str, str] | None = None,
     key_end: int = KEY_HASH_MAX,
 ) -> Create:
-    """What makes the journal of this name: its partition values are labels, beside those given."""
+    """Return the diff that creates this journal; its partition values are labels as well."""
     values = {field: encode_value(value) for field, value in name.partitions}
     return Create(
         collection=name.collection,
@@ -137,7 +133,7 @@ class Journals:
         return replica.state
 
     async def exists(self, name: str) -> bool:
-        """Whether there is such a journal, whatever it holds: none of that is read.
+        """True if there is such a journal; its content is not read.
 
         Everything but a `Drop` happens to a journal that is there, and leaves it there.
         """
@@ -164,7 +160,7 @@ class Journals:
     async def follow(
         self, collection: str | None = None
     ) -> AsyncGenerator[Moved[JournalState], None]:
-        """What `list` chooses from, and what becomes of it, by name.
+        """Follow all journals of a collection, by name.
 
         Dropped ones are among them, as such: they may be created again. After each `Moved` the
         states are exactly those as of its revision (`consensus.replicas`).
@@ -185,7 +181,7 @@ class Journals:
     ) -> JournalState:
         """The journal, created if it does not exist; refused if it exists and is another.
 
-        To tell them apart it is read; who need not asks whether it `exists` first.
+        It is read to compare them; `exists` is cheaper where that is not needed.
         """
         [state] = await self.create_all({name: creation(name, labels=labels, key_end=key_end)})
         return state
@@ -201,7 +197,7 @@ class Journals:
         return states
 
     async def append(self, name: str, records: Iterable[Record]) -> Appended:
-        """Add records to a journal, which wakes up if it was suspended."""
+        """Add records to a journal."""
         return (await self.append_all({name: tuple(records)}))[name]
 
     async def append_all(self, parts: Mapping[str, Sequence[Record]]) -> dict[str, Appended]:
@@ -221,14 +217,6 @@ class Journals:
             if done is not None
         }
 
-    async def suspend(self, name: str) -> JournalState:
-        """Nobody writes here for now: readers need not wait for it."""
-        return await self._change(name, Suspend(), unless=lambda s: s.status is Status.SUSPENDED)
-
-    async def resume(self, name: str) -> JournalState:
-        """Undo `suspend`."""
-        return await self._change(name, Resume(), unless=lambda s: s.status is Status.ACTIVE)
-
     async def retain(self, name: str, offset: int) -> JournalState:
         """Forget the records that lie wholly below `offset`; garbage collection takes the files."""
         return await self._change(
@@ -238,10 +226,6 @@ class Journals:
     async def compact(self, name: str, compact: Compact) -> JournalState:
         """The rows of some fragments have moved into one object."""
         return await self._change(name, compact)
-
-    async def seal(self, name: str, page: Page) -> JournalState:
-        """The oldest records have moved into a page."""
-        return await self._change(name, Seal(page=page))
 
     async def drop(self, name: str) -> JournalState:
         """End a journal; its offsets are not given again, also if it is created anew."""
@@ -307,7 +291,7 @@ async def _land(
         try:
             return await append_all(commands)
         except Superseded:
-            continue  # an earlier command landed, of somebody else; this one has done nothing yet
+            continue  # an earlier command of another caller landed; this one has done nothing yet
 
 
 def _prefix(collection: str | None) -> str:

@@ -26,7 +26,7 @@ NAME_BYTES_MAX: Final = 480
 """Leaves room for the prefixes of consensus keys, which have at most 512 bytes."""
 
 SEGMENT_BYTES_MAX: Final = 240
-"""Of each part between slashes: file systems have names of at most 255 bytes."""
+"""Of each part between slashes: file systems allow names of 255 bytes."""
 
 KEY_HASH_MAX: Final = 0xFFFFFFFF
 
@@ -113,7 +113,7 @@ class JournalName:
 
     @classmethod
     def parse(cls, name: str, collection: str) -> Self:
-        """The parts of a journal's name; `collection` tells where they begin."""
+        """The parts of a journal's name; they begin behind `collection`."""
         rest = name.removeprefix(f"{collection}/")
         if rest == name:
             raise ValueError(f"journal {name!r} is not one of collection {collection!r}")
@@ -135,7 +135,7 @@ class JournalName:
 
     @property
     def prefix(self) -> str:
-        """What the physical partitions of the same values share, with its closing slash."""
+        """The prefix of all physical partitions of the same values, with its closing slash."""
         values = (f"{encode_value(f)}={encode_value(v)}/" for f, v in self.partitions)
         return f"{self.collection}/{''.join(values)}"
 

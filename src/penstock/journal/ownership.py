@@ -1,11 +1,11 @@
-"""Whose blob store it is: a mark at its root ties it to the one consensus store that names objects.
+"""Ownership of a blob store: a mark at its root ties it to the one consensus store that names it.
 
-To anybody else these objects look like garbage: to a second deployment that was given the same
-place, to a consensus store that was emptied and filled anew, to an older copy of the right one. So
-whoever is about to write or to collect reads the mark first, and is refused under a foreign one.
+To any other consensus store these objects look like garbage: to that of a second deployment at the
+same place, to one that was emptied and filled anew, to an older copy of the right one. So writers
+and collectors read the mark first, and are refused under a foreign one.
 
     =store          the incarnation of the consensus store, and the *turn* of its last collection
-    =claim/…        whoever is about to write the first mark
+    =claim/…        deployments that are about to write the first mark
     blobs/turns     a consensus key: every turn that this store has taken
 
 **The first mark** is written before the first object, once, whatever the file system can do:
@@ -17,10 +17,10 @@ needs to show what was written before, in listings too, and no more: they all do
 objects already, of a version without marks, is adopted if the journals name some of them. It is
 never adopted by journals that name none.
 
-**Turns** tell apart copies of one consensus store, which have the same incarnation: a collection
+**Turns** distinguish copies of one consensus store, which have the same incarnation: a collection
 that removes something takes a turn, in the consensus store first and then in the mark. A copy that
-does not know the turn of the mark is older than what was done to the objects since. Until somebody
-says that it replaces the other (`seize`), it may only read.
+does not know the turn of the mark is older than what was done to the objects since. Until an
+operator says that it replaces the other (`seize`), it may only read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TURNS_KEY: Final = "blobs/turns"
 _VERSION: Final = 1
 
 RECHECK_S: Final = 60
-"""How long a mark is believed; garbage is spared for hours."""
+"""Time for which a mark is believed; garbage is spared for hours."""
 
 TURNS_KEPT: Final = 1000
 NAMED_TRIED: Final = 100
@@ -73,22 +73,22 @@ _TURNED = failpoints.declare("blobs.turned", "a turn is taken, and not in the ma
 
 
 _THREADS: Final = ThreadPoolExecutor(2, thread_name_prefix="blob-owner")
-"""Of their own: whoever is about to write waits for a claim in a thread, and all others may be
-taken by such writers."""
+"""Threads of their own: a writer waits for its claim in a thread, and such writers may hold all
+threads of the common pool."""
 
 T = TypeVar("T")
 
 
-async def _aside(call: Callable[..., T], *arguments: object) -> T:
+async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *arguments)
 
 
 class ForeignBlobs(UserError):
-    """The blob store is not that of these journals, as far as can be told."""
+    """The blob store is not that of these journals, by all that is known."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What the object `=store` says."""
+class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the object `=store`."""
 
     version: int = _VERSION
     store: str
@@ -100,14 +100,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 # ----------------------------------------------------------------------------------- what is there
 
 
-def read_mark(blobs: BlobStore) -> Mark | None:
+def read_mark(blobs: BlobStore) -> StoreMark | None:
     """The mark of a blob store, if it has one."""
     try:
         data = blobs.read(MARK)
     except MissingBlob:
         return None
     if len(data) == 32 and _INCARNATION.fullmatch(data.decode("ascii", "replace")):
-        return Mark(store=data.decode())  # as garbage collection wrote it once
+        return StoreMark(store=data.decode())  # as garbage collection wrote it once
     try:
         version = msgspec.json.decode(data, type=dict[str, object]).get("version")
         if isinstance(version, int) and version > _VERSION:
@@ -116,7 +116,7 @@ def read_mark(blobs: BlobStore) -> Mark | None:
                 where=blobs.url_of(MARK),
                 fix="use that version, or a later one",
             )
-        mark = msgspec.json.decode(data, type=Mark)
+        mark = msgspec.json.decode(data, type=StoreMark)
     except (msgspec.DecodeError, UnicodeDecodeError):
         mark = None
     if mark is None or not _INCARNATION.fullmatch(mark.store):
@@ -129,7 +129,7 @@ def read_mark(blobs: BlobStore) -> Mark | None:
     return mark
 
 
-def own(found: Iterable[BlobInfo]) -> Iterator[BlobInfo]:
+def own_objects(found: Iterable[BlobInfo]) -> Iterator[BlobInfo]:
     """The fragments and pages among all that is listed, without those of stores further inside."""
     listed = list(found)
     inside = tuple(i.path.removesuffix(MARK) for i in listed if i.path.endswith(f"/{MARK}"))
@@ -139,9 +139,9 @@ def own(found: Iterable[BlobInfo]) -> Iterator[BlobInfo]:
 
 
 def is_used(blobs: BlobStore) -> bool:
-    """Whether anybody has written objects here, or begun to."""
+    """True if objects were written here, or a deployment has begun to."""
     listed = list(blobs.list())
-    return any(info.path == MARK for info in listed) or any(True for _ in own(listed))
+    return any(info.path == MARK for info in listed) or any(True for _ in own_objects(listed))
 
 
 def paths_of(records: Iterable[Record]) -> Iterator[str]:
@@ -155,7 +155,7 @@ def paths_of(records: Iterable[Record]) -> Iterator[str]:
 
 
 class Ownership:
-    """Of one blob store, by the journals of one consensus store. Used on one event loop."""
+    """Ownership of a blob store by the journals of a consensus store. Used on one event loop."""
 
     def __init__(self, journals: Journals, blobs: BlobStore) -> None:
         self._journals = journals
@@ -177,12 +177,12 @@ class Ownership:
                 return
             if not await self._is_marked():
                 store = (await self._store.incarnation()).hex()
-                await _aside(_put_first_mark, self._blobs, store)
+                await _in_thread(_put_first_mark, self._blobs, store)
             self._claimed_s = time.monotonic()
 
     @property
     def is_claimed(self) -> bool:
-        """Whether that was so a moment ago."""
+        """True if the claim was confirmed a moment ago."""
         return time.monotonic() - self._claimed_s <= RECHECK_S
 
     async def take_turn(self) -> None:
@@ -190,10 +190,10 @@ class Ownership:
         await self.claim()
         await self._turn()
 
-    async def seize(self) -> Mark | None:
+    async def seize(self) -> StoreMark | None:
         """Mark the blob store as that of these journals, whosever it was; what it was before."""
         try:
-            before = await _aside(read_mark, self._blobs)
+            before = await _in_thread(read_mark, self._blobs)
         except ForeignBlobs:
             before = None
         await self._turn()
@@ -203,17 +203,17 @@ class Ownership:
         store, turn = (await self._store.incarnation()).hex(), secrets.token_hex(16)
         await _record_turn(self._store, turn)
         failpoints.hit(_TURNED)
-        mark = msgspec.json.encode(Mark(store=store, turn=turn))
-        await _aside(self._blobs.replace, MARK, mark)
-        for claim in await _aside(_claims, self._blobs):  # which a crash has left
-            await _aside(self._blobs.delete, claim)
+        mark = msgspec.json.encode(StoreMark(store=store, turn=turn))
+        await _in_thread(self._blobs.replace, MARK, mark)
+        for claim in await _in_thread(_claims, self._blobs):  # which a crash has left
+            await _in_thread(self._blobs.delete, claim)
 
     async def _is_marked(self) -> bool:
-        """Whether the mark is there, and ours; raises if it is another, or must not be made."""
-        mark = await _aside(read_mark, self._blobs)
+        """True if the mark is there, and ours; raises if it is another, or must not be made."""
+        mark = await _in_thread(read_mark, self._blobs)
         if mark is None and (why := await self._unknown()) is not None:
-            # Unless somebody of ours has marked it and written the first object just now.
-            mark = await _aside(read_mark, self._blobs)
+            # Unless another process of ours has marked it and written the first object just now.
+            mark = await _in_thread(read_mark, self._blobs)
             if mark is None:
                 raise _foreign(self._blobs, why)
         if mark is None:
@@ -243,15 +243,15 @@ class Ownership:
         except ConsensusError as error:
             if error.kind is not ErrorKind.PERMISSION_DENIED:
                 raise
-            if not await _aside(is_used, self._blobs):
+            if not await _in_thread(is_used, self._blobs):
                 return None
             return "it has objects and no mark, and this token may not read all journals to tell"
         if named:
             for path in named:
-                if await _aside(self._blobs.exists, path):
+                if await _in_thread(self._blobs.exists, path):
                     return None
             return "it has none of the objects that the journals name"
-        if await _aside(is_used, self._blobs):
+        if await _in_thread(is_used, self._blobs):
             return "it has objects, and the journals name none of them"
         return None
 
@@ -302,7 +302,7 @@ def _put_first_mark(blobs: BlobStore, store: str) -> None:
     mark = read_mark(blobs)
     others = sorted({by for by in claims.values() if by != store})
     if mark is None and not others:
-        blobs.replace(MARK, msgspec.json.encode(Mark(store=store)))
+        blobs.replace(MARK, msgspec.json.encode(StoreMark(store=store)))
         failpoints.hit(_MARKED)
     for path in claims if not others else [claim]:
         blobs.delete(path)
@@ -322,7 +322,7 @@ def _put_first_mark(blobs: BlobStore, store: str) -> None:
 
 
 async def _turns(store: Consensus) -> set[str] | None:
-    """The turns that a consensus store has taken; None if whoever asks may not know."""
+    """The turns that a consensus store has taken; None if the caller may not read them."""
     try:
         return {entry.data.decode() for entry in await store.scan(TURNS_KEY, 0)}
     except ConsensusError as error:

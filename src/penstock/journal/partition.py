@@ -1,8 +1,9 @@
-"""Which journal a document belongs to: by its partition values, then by the hash of its key.
+"""Routing documents to journals: by their partition values, then by the hash of their key.
 
-    Places    the locations of a key or of partition fields, as columns
-    split     rows by their partition values, whole columns at a time
-    Covered   the physical partitions of one logical one, and which of them covers a hash
+    FieldLocations      the locations of a key or of partition fields, as columns
+    split_by_partition  rows by their partition values, whole columns at a time
+    PhysicalPartitions  the ranges of key hashes that journals of one logical partition cover
+    JournalRouting      all of it for one collection: rows to journals
 
 Partition values name a *logical* partition, a prefix of journal names; key hashes choose one of its
 *physical* partitions, which are ranges. Nearly always there is one, which covers everything, and
@@ -12,8 +13,7 @@ then no key is looked at.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from penstock.model import pointer
 from penstock.model.columns import Column, Kind
 from penstock.model.json_order import ABSENT, Absent, Json
 from penstock.model.keys import key_hash, pack_columns
+from penstock.model.schema import compiled
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_json
@@ -42,17 +43,17 @@ _SCALARS = frozenset({Kind.BOOLEAN, Kind.LONG, Kind.STRING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class FieldLocations:
     """Locations whose values are booleans, integers, strings or null; missing is the default."""
 
     root: Column
     locations: tuple[str, ...]
     names: tuple[tuple[str, ...] | None, ...]
-    """Where a location is a plain column: the names on the way to it."""
+    """The names on the way to a location that is a plain column, else None."""
     defaults: tuple[Json | Absent, ...]
 
     @classmethod
-    def of(cls, shape: Shape, root: Column, locations: Iterable[str]) -> Places:
+    def of(cls, shape: Shape, root: Column, locations: Iterable[str]) -> FieldLocations:
         """The locations of documents of this shape, which are laid out as `root`."""
         where = tuple(locations)
         return cls(
@@ -84,7 +85,7 @@ class Places:
                 array = pc.struct_field(array, name)
             if default is ABSENT or not array.null_count:
                 return array
-        # What a column does not tell: items of arrays, huge integers, and whether it was missing.
+        # A column does not show all: items of arrays, huge integers, and whether it was missing.
         tokens = pointer.parse(location)
         found: list[Any] = [
             pointer.get(json.loads(text), tokens) for text in to_json(rows, self.root)
@@ -104,8 +105,8 @@ def _column_names(root: Column, location: str) -> tuple[str, ...] | None:
     return tokens if tokens and column.kind in _SCALARS else None
 
 
-def split(
-    rows: pyarrow.RecordBatch, places: Places
+def split_by_partition(
+    rows: pyarrow.RecordBatch, places: FieldLocations
 ) -> Iterator[tuple[tuple[PartitionValue, ...], pyarrow.RecordBatch]]:
     """Rows by the values at these places, in that order; each part in its old order."""
     columns = places.columns(rows)
@@ -142,7 +143,7 @@ def _value(column: Array | list[Any], row: int) -> PartitionValue:
     return value
 
 
-def key_hashes(rows: pyarrow.RecordBatch, places: Places) -> npt.NDArray[np.uint32]:
+def key_hashes(rows: pyarrow.RecordBatch, places: FieldLocations) -> npt.NDArray[np.uint32]:
     """The hash of each row's key."""
     columns = [
         column if isinstance(column, list) else column.to_pylist()
@@ -155,7 +156,7 @@ def key_hashes(rows: pyarrow.RecordBatch, places: Places) -> npt.NDArray[np.uint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class PhysicalPartitions:
     """The physical partitions of one logical partition, as ranges of key hashes."""
 
     journals: tuple[str, ...] = ()
@@ -165,7 +166,7 @@ class Covered:
     """Inclusive, as begins are."""
 
     @classmethod
-    def of(cls, ranges: Iterable[tuple[str, int, int]]) -> Covered:
+    def of(cls, ranges: Iterable[tuple[str, int, int]]) -> PhysicalPartitions:
         """From names and their ranges, in any order."""
         ordered = sorted(ranges)
         return cls(
@@ -180,11 +181,6 @@ class Covered:
         if len(self.journals) == 1 and (self.begins[0], self.ends[0]) == (0, KEY_HASH_MAX):
             return self.journals[0]
         return None
-
-    def pick(self, hash32: int) -> str | None:
-        """The journal that covers a hash; None in a gap."""
-        at = bisect_left(self.ends, hash32)
-        return self.journals[at] if at < len(self.ends) and self.begins[at] <= hash32 else None
 
     def route(
         self, rows: pyarrow.RecordBatch, hashes: npt.NDArray[np.uint32]
@@ -202,9 +198,44 @@ class Covered:
                     yield journal, rows.filter(pa.array(taken))
 
 
-def journal_name(
-    spec: CollectionSpec, values: Sequence[PartitionValue], key_begin: int = 0
-) -> JournalName:
-    """The journal of these partition values, in the order of `spec.partitions`."""
-    names = [field.name for field in spec.partitions]
-    return JournalName.of(spec.name, dict(zip(names, values, strict=True)), key_begin)
+class JournalRouting:
+    """Routes rows of a collection to journals, by what is known of its partitions."""
+
+    def __init__(
+        self, spec: CollectionSpec, root: Column, covered: Mapping[str, PhysicalPartitions]
+    ) -> None:
+        shape = compiled(spec.write_schema.text).shape
+        locations = [partition.location for partition in spec.partitions]
+        self.covered = covered
+        """By logical partition; replaced when journals are created."""
+        self._spec = spec
+        self._partitions = FieldLocations.of(shape, root, locations)
+        self._key = FieldLocations.of(shape, root, spec.key)
+
+    def split(self, rows: pyarrow.RecordBatch) -> list[tuple[JournalName, pyarrow.RecordBatch]]:
+        """Rows by logical partition, each under the name of the journal that covers all of it."""
+        names = [field.name for field in self._spec.partitions]
+        return [
+            (JournalName.of(self._spec.name, dict(zip(names, values, strict=True))), part)
+            for values, part in split_by_partition(rows, self._partitions)
+        ]
+
+    def cover(
+        self, name: JournalName, rows: pyarrow.RecordBatch
+    ) -> Iterator[tuple[str | None, pyarrow.RecordBatch]]:
+        """Rows of one logical partition by the journal that covers them; None where none does."""
+        covered = self.covered.get(name.prefix)
+        if covered is None:
+            yield None, rows
+        elif (journal := covered.everything) is not None:
+            yield journal, rows
+        else:
+            yield from covered.route(rows, key_hashes(rows, self._key))
+
+    def range_of(self, journal: str) -> tuple[int, int] | None:
+        """The key hashes that a journal covers, both ends inclusive; None if it is not known."""
+        covered = self.covered.get(journal.rpartition("/")[0] + "/")
+        if covered is None or journal not in covered.journals:
+            return None
+        at = covered.journals.index(journal)
+        return covered.begins[at], covered.ends[at]

@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.journal.blobs import BlobStore
-from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.committed import CommitReader, VisibleRows
 from penstock.journal.fragments import read_fragment
-from penstock.journal.integrity import check_object, located, read_page
+from penstock.journal.integrity import check_object, locate_damage, read_page
 from penstock.journal.journals import Journals
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import EVERYTHING, LabelSelector
@@ -29,7 +29,7 @@ _BEGIN: Final = attrgetter("begin")
 _END: Final = attrgetter("end")
 
 
-class Scanned(Struct, frozen=True, kw_only=True, gc=False):
+class ScannedJournal(Struct, frozen=True, kw_only=True, gc=False):
     """One journal as of one revision."""
 
     name: str
@@ -48,14 +48,16 @@ class Planner:
 
     async def scan(
         self, collection: str, selector: LabelSelector = EVERYTHING
-    ) -> tuple[Scanned, ...]:
-        """What is committed to the journals of a collection, all as of one revision."""
-        scanned: list[Scanned] = []
+    ) -> tuple[ScannedJournal, ...]:
+        """Return what is committed to the journals of a collection, all as of one revision."""
+        scanned: list[ScannedJournal] = []
         for journal in await self.journals.list(collection, selector):
             records = await self.records(journal.state, journal=journal.name)
-            committed = Committed(journal.name)
+            committed = CommitReader(journal.name)
             visible = tuple(rows for record in records for rows in committed.read(record))
-            scanned.append(Scanned(name=journal.name, records=tuple(records), visible=visible))
+            scanned.append(
+                ScannedJournal(name=journal.name, records=tuple(records), visible=visible)
+            )
         return tuple(scanned)
 
     async def records(
@@ -69,7 +71,7 @@ class Planner:
         found += state.records
         return found[bisect_left(found, max(offset, state.begin), key=_BEGIN) :]
 
-    async def located(
+    async def resolve_units(
         self, units: Iterable[Unit], states: Mapping[str, JournalState]
     ) -> list[VisibleRows]:
         """The rows of units, each where the newest state of its journal says that it is.
@@ -87,9 +89,9 @@ class Planner:
                     found += [replace(rows, fragment=now)]
         return found
 
-    async def surveyed(
+    async def resolve_rows(
         self, name: str, visible: Iterable[VisibleRows], state: JournalState | None
-    ) -> Scanned:
+    ) -> ScannedJournal:
         """Rows of a journal where its newest state has them, and all that shares their objects.
 
         Costs by these rows and objects, however long the journal is. Rows that it no longer has
@@ -104,7 +106,7 @@ class Planner:
             found.append(replace(rows, fragment=now or rows.fragment) if moved else rows)
             if now is not None and isinstance(now.at, Blob) and now.at.path not in sharing:
                 sharing[now.at.path] = await held.sharing(now, now.at)
-        return Scanned(
+        return ScannedJournal(
             name=name,
             records=tuple(fragment for some in sharing.values() for fragment in some),
             visible=tuple(sorted(found, key=_fragment_begin)),
@@ -118,11 +120,11 @@ class Planner:
         Of objects without a digest, it is enough that they can be decoded.
         """
         seen: set[str] = set()
-        for rows in (await self.surveyed(name, visible, state)).visible:
+        for rows in (await self.resolve_rows(name, visible, state)).visible:
             fragment = rows.fragment
             if not isinstance(fragment.at, Blob) or fragment.at.path in seen:
                 continue
-            with located(name, fragment.begin, fragment.end):
+            with locate_damage(name, fragment.begin, fragment.end):
                 if fragment.at.digest is not None:
                     seen.add(fragment.at.path)
                     await asyncio.to_thread(check_object, self.blobs, fragment.at)
@@ -191,7 +193,7 @@ class _Held:
         return found
 
     async def _beside(self, record: Record, step: int) -> Record | None:
-        """What comes next before a record, or after it."""
+        """Return the record before or after another one."""
         part = self._part_of(record.begin)
         records = await self._part(part)
         at = bisect_left(records, record.begin, key=_BEGIN) + step
@@ -204,7 +206,7 @@ class _Held:
         return records[at]
 
     def _part_of(self, offset: int) -> int:
-        """Which page an offset is in; behind the last of them are the records of the state."""
+        """The index of the page of an offset; that behind the last page is the state itself."""
         return bisect_right(self._state.pages, offset, key=_END)
 
     async def _part(self, part: int) -> tuple[Record, ...]:

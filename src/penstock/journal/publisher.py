@@ -4,6 +4,8 @@ A **publisher** is one producer at work. Documents are stamped, go to the journa
 and stay invisible (CONTINUE_TXN) until an ACK in each of those journals commits them:
 
     publish     rows are held back, and written to objects of the blob store as they become many
+    adopt       fragments that Spark tasks have written, each under a producer of its own, join the
+                transaction by reference (`staging`)
     flush       everything published so far is durable and part of its journals, still unseen
     commit      flush, and the ACKs as `Intents`, which the caller makes durable with its own state;
                 then `write_intents` appends them: now, or after a crash, as often as it takes
@@ -19,7 +21,7 @@ committed by its next ACK there. So a publisher that fails, or is left with a tr
 retired: every call is refused. For the same reason nothing of the next transaction may be published
 before the ACKs of this one are written.
 
-Rows are held in memory up to `Options.buffer_bytes`, records of written objects up to
+Rows are held in memory up to `PublisherOptions.buffer_bytes`, records of written objects up to
 `pending_bytes`; then the publisher writes, and its caller waits. What was written and is named by
 no journal is garbage like any other.
 """
@@ -30,7 +32,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -41,25 +43,25 @@ from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import BlobStore
 from penstock.journal.fragments import GROUP_BYTES, FragmentLayout, FragmentWriter
 from penstock.journal.journals import Journals, MissingJournal, creation
-from penstock.journal.names import JournalName
+from penstock.journal.names import KEY_HASH_MAX, JournalName
 from penstock.journal.ownership import Ownership
-from penstock.journal.partition import Covered, Places, journal_name, key_hashes, split
-from penstock.journal.rows import stamped
+from penstock.journal.partition import JournalRouting, PhysicalPartitions
+from penstock.journal.rows import stamp_rows
 from penstock.journal.schemas import Schemas
 from penstock.journal.sealing import seal_if_long
+from penstock.journal.staging import FragmentStaging, StagedFragments
 from penstock.journal.state import Fragment
 from penstock.journal.transaction import (
     LIMITS,
+    BatchLimits,
     Intents,
-    Limits,
     Parts,
     batches,
     close,
     entry_bytes,
 )
-from penstock.model.clock import NEVER, Clock, Flag, Producer, delta, duration, tick, update
+from penstock.model.clock import NEVER, Clock, Flag, Producer, catch_up, duration, elapsed, tick
 from penstock.model.hints import Commit
-from penstock.model.schema import compiled
 from penstock.model.spec import CollectionSpec
 
 _log = logging.getLogger(__name__)
@@ -78,11 +80,14 @@ OPEN_S_MAX: Final = 24 * 3600
 has left one open for twice as long."""
 
 _OBJECT = failpoints.declare("publisher.object", "an object is written, no record names it yet")
+_ADOPTED = failpoints.declare(
+    "publisher.adopted", "fragments of a task are adopted, no record names them yet"
+)
 _ROWS = failpoints.declare("publisher.rows", "rows are appended, their ACKs are not")
 _FLUSHED = failpoints.declare("publisher.flushed", "all rows are appended, there are no intents")
-_INTENTS = failpoints.declare("publisher.intents", "intents are made, nobody has stored them yet")
+_INTENTS = failpoints.declare("publisher.intents", "intents are made, and not stored yet")
 _ACKS = failpoints.declare("publisher.acks", "ACKs are appended, perhaps not yet all of them")
-_DONE = failpoints.declare("publisher.done", "a transaction is committed, its caller was not told")
+_DONE = failpoints.declare("publisher.done", "a transaction is committed, unknown to its caller")
 
 
 class Retired(PenstockError):
@@ -110,12 +115,12 @@ class Fixed:
         return journal == self.journal
 
 
-Binding = Mapped | Fixed
+JournalBinding = Mapped | Fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How much a publisher holds back, and what it writes at once."""
+class PublisherOptions:
+    """Limits of a publisher's memory, and of what it writes at once."""
 
     feed_bytes: int = 4 << 20
     """Rows of one journal that wait for their writer: a step of it, off the event loop."""
@@ -124,18 +129,18 @@ class Options:
     pending_bytes: int = 1 << 20
     """Records of objects that no journal names yet; above, they are appended."""
     pending_s: int = 1800
-    """How long such records wait at most while documents are published."""
+    """Time that such records wait at most while documents are published."""
     steps_max: int = 8
     steps_bytes: int = 16 << 20
     """Journals that are written to at once: many that are small, or one that is large. Encoding a
-    row group takes several times its size, and one at a time keeps up with who publishes."""
+    row group takes several times its size, and one at a time keeps up with the caller."""
     partitions_max: int = PARTITIONS_MAX
-    limits: Limits = LIMITS
+    limits: BatchLimits = LIMITS
 
 
 @dataclass(slots=True)
 class Count:
-    """What was appended, and is durable: never what was only tried."""
+    """Documents and bytes that were appended and are durable; attempts do not count."""
 
     documents: int = 0
     bytes: int = 0
@@ -145,12 +150,9 @@ class Count:
 class _Target:
     """A binding in use."""
 
-    binding: Binding
+    binding: JournalBinding
     layout: FragmentLayout
-    partitions: Places
-    key: Places
-    covered: dict[str, Covered] = field(default_factory=dict)
-    """By logical partition."""
+    routing: JournalRouting
     count: Count = field(default_factory=Count)
 
     @property
@@ -159,12 +161,12 @@ class _Target:
 
     @property
     def journals(self) -> int:
-        return sum(len(covered.journals) for covered in self.covered.values())
+        return sum(len(covered.journals) for covered in self.routing.covered.values())
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Part:
-    """What the open transaction has for one journal, and where: the oldest rows are furthest.
+    """The rows of the open transaction for one journal, on their way; the oldest are furthest.
 
     rows, in memory → writer, some of them in an object that is not finished → fragments, durable
     → appended, which nothing needs to remember.
@@ -178,6 +180,8 @@ class _Part:
     writer: FragmentWriter | None = None
     fed_bytes: int = 0
     fragments: list[Fragment] = field(default_factory=list)
+    producers: set[Producer] = field(default_factory=set)
+    """Whose rows these are: each needs an ACK."""
     step: asyncio.Task[None] | None = None
     """The writer at work, in a thread: one step at a time."""
 
@@ -229,11 +233,11 @@ class Publisher:
         journals: Journals,
         blobs: BlobStore,
         schemas: Schemas,
-        bindings: Sequence[Binding],
+        bindings: Sequence[JournalBinding],
         *,
         producer: Producer,
         now: Callable[[], Clock],
-        options: Options = Options(),  # noqa: B008 - frozen
+        options: PublisherOptions = PublisherOptions(),  # noqa: B008 - frozen
         ownership: Ownership | None = None,
     ) -> None:
         self.producer = producer
@@ -251,11 +255,15 @@ class Publisher:
         """Not after the first object was finished that no journal names."""
         self._open_since: Clock | None = None
         """When the transaction was begun."""
+        self._adopted: set[Producer] = set()
+        """Producers of tasks whose fragments are in the transaction."""
+        self._closed = NEVER
+        """The clock of the last transaction's ACKs."""
         self._unwritten: Intents | None = None
         self._retired = False
 
     def count(self, binding: int) -> Count:
-        """What was appended for a binding so far."""
+        """Return what was appended for a binding so far."""
         return self._targets[binding].count if binding in self._targets else Count()
 
     # ------------------------------------------------------------------------------ transactions
@@ -266,19 +274,15 @@ class Publisher:
         Waits while too much is held back.
         """
         async with self._working():
-            if self._unwritten:
-                raise Bug(
-                    "publishing before the ACKs of the last transaction are written",
-                    why="after a crash, they would commit some of this one too",
-                )
+            self._check_acknowledged()
             if not documents.num_rows:
                 return
             target = await self._target(binding)
             now = self._fresh()
             self._open_since = self._open_since or now
-            first = update(Clock(self._clock + 1), now)
+            first = catch_up(Clock(self._clock + 1), now)
             self._clock = Clock(first + documents.num_rows - 1)
-            rows = stamped(
+            rows = stamp_rows(
                 documents,
                 target.layout.root,
                 producer=self.producer,
@@ -286,9 +290,60 @@ class Publisher:
                 flags=Flag.CONTINUE_TXN,
             )
             async for journal, routed in self._routed(target, rows):
-                part = self._parts.get(journal) or self._part(target, journal)
+                part = self._part(target, journal)
+                part.producers.add(self.producer)
                 part.rows.append(routed)
                 part.rows_bytes += routed.nbytes
+            await self._relieve(now)
+
+    async def staging(self, binding: int) -> FragmentStaging:
+        """Return what tasks need to write fragments of this transaction (`stage_fragments`)."""
+        async with self._working():
+            self._check_acknowledged()
+            target = await self._target(binding)
+            await self._ownership.claim()  # before tasks write objects
+            now = self._fresh()
+            self._open_since = self._open_since or now
+            self._clock = catch_up(Clock(self._clock + 1), now)
+            return FragmentStaging(
+                publisher=self.producer,
+                binding=binding,
+                since=self._clock,
+                blobs=self._blobs,
+                spec=target.spec,
+                journal=target.binding.journal if isinstance(target.binding, Fixed) else None,
+                covered=target.routing.covered,
+            )
+
+    async def adopt(self, staged: StagedFragments) -> None:
+        """Add fragments that a task has written to the transaction, by reference.
+
+        Journals of partition values that are new are created. The producer of the fragments gets an
+        ACK beside this publisher's own, so both are seen at once. Only for what a successful
+        attempt reports: each producer once, and for the transaction it was staged in.
+        """
+        async with self._working():
+            self._check_acknowledged()
+            if staged.publisher != self.producer or staged.since <= self._closed:
+                raise Bug(
+                    f"fragments of producer {staged.producer} were staged for another transaction",
+                    why="their task outlived it, and its work was done again or given up",
+                )
+            if staged.producer in self._adopted:
+                raise Bug(f"fragments of producer {staged.producer} are adopted twice")
+            self._adopted.add(staged.producer)
+            # Objects may be as old as the staging: garbage collection spares them only so long.
+            self._unnamed_since = min(self._unnamed_since or staged.since, staged.since)
+            now = self._fresh()
+            target = await self._target(staged.binding)
+            await self._create_adopted(target, staged)
+            for journal, fragments in staged.fragments.items():
+                _check_covered(target, journal, fragments)
+                part = self._part(target, journal)
+                part.producers.add(staged.producer)
+                part.fragments += fragments
+            self._clock = max(self._clock, staged.last_clock)
+            failpoints.hit(_ADOPTED)
             await self._relieve(now)
 
     async def flush(self) -> None:
@@ -309,14 +364,14 @@ class Publisher:
             await self._append_fragments()
             failpoints.hit(_FLUSHED)
             self._unwritten = intents = self._intents()
-            self._parts, self._open_since = {}, None
+            self._end_transaction()
             failpoints.hit(_INTENTS)
             return intents
 
     async def commit_now(self) -> Intents:
         """Close the transaction and commit it, in all its journals at once; its ACKs, written.
 
-        For a caller without a state of its own, to whom a crash may happen before or after.
+        For a caller without a state of its own: after a crash, it has happened or not.
         """
         async with self._working():
             self._fresh()
@@ -336,7 +391,7 @@ class Publisher:
             for parts in closing.acks:
                 await self._append(parts)
                 failpoints.hit(_ACKS)
-            self._parts, self._unnamed_since, self._open_since = {}, None, None
+            self._end_transaction()
             failpoints.hit(_DONE)
             await self._seal(intents)
             return intents
@@ -380,16 +435,23 @@ class Publisher:
             await self.abort()
             raise
 
+    def _check_acknowledged(self) -> None:
+        if self._unwritten:
+            raise Bug(
+                "publishing before the ACKs of the last transaction are written",
+                why="after a crash, they would commit some of this one too",
+            )
+
     def _fresh(self) -> Clock:
         """The time, unless it is too late for this transaction."""
         now = self._now()
-        if self._unnamed_since and delta(now, self._unnamed_since) > duration(UNNAMED_S_MAX):
+        if self._unnamed_since and elapsed(now, self._unnamed_since) > duration(UNNAMED_S_MAX):
             raise PenstockError(
                 "the transaction stood still for too long",
                 why="objects that no journal names within an hour may be taken for garbage",
                 fix="flush, or commit, before waiting for anything",
             )
-        if self._open_since and delta(now, self._open_since) > duration(OPEN_S_MAX):
+        if self._open_since and elapsed(now, self._open_since) > duration(OPEN_S_MAX):
             raise PenstockError(
                 "the transaction has been open for more than a day",
                 why="readers take its writer for dead, and would not see what it commits",
@@ -400,8 +462,17 @@ class Publisher:
     def _intents(self) -> Intents:
         """The ACKs of everything that is published, under a clock above all of it."""
         self._clock = tick(self._clock)
-        commits = (Commit(name, self.producer, self._clock) for name in self._parts)
+        commits = (
+            Commit(name, producer, self._clock)
+            for name, part in self._parts.items()
+            for producer in part.producers
+        )
         return Intents.of(commits, self._options.limits)
+
+    def _end_transaction(self) -> None:
+        """Forget what is appended."""
+        self._parts, self._unnamed_since, self._open_since = {}, None, None
+        self._adopted, self._closed = set(), self._clock
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -416,7 +487,7 @@ class Publisher:
             await self._step(largest, end=True)
             await _ended(largest)
         pending = [part.fragments for part in self._parts.values() if part.fragments]
-        old = delta(now, self._unnamed_since or now) > duration(options.pending_s)
+        old = elapsed(now, self._unnamed_since or now) > duration(options.pending_s)
         if pending and (old or sum(map(entry_bytes, pending)) > options.pending_bytes):
             await self._append_fragments()
 
@@ -497,14 +568,8 @@ class Publisher:
             bound = self._bindings[binding]
             spec = bound.spec
             layout = FragmentLayout.of(spec)
-            shape = compiled(spec.write_schema.text).shape
-            locations = [partition.location for partition in spec.partitions]
-            target = _Target(
-                binding=bound,
-                layout=layout,
-                partitions=Places.of(shape, layout.root, locations),
-                key=Places.of(shape, layout.root, spec.key),
-            )
+            routing = JournalRouting(spec, layout.root, {})
+            target = _Target(binding=bound, layout=layout, routing=routing)
             await self._schemas.put(spec.write_schema)
             match bound:
                 case Mapped():
@@ -516,12 +581,12 @@ class Publisher:
         return self._targets[binding]
 
     def _part(self, target: _Target, journal: str) -> _Part:
-        prefix = journal.rpartition("/")[0] + "/"
-        layout = target.layout
-        if (covered := target.covered.get(prefix)) is not None:
-            at = covered.journals.index(journal)
-            layout = replace(layout, key_begin=covered.begins[at], key_end=covered.ends[at])
-        part = self._parts[journal] = _Part(target=target, prefix=prefix, layout=layout)
+        if (part := self._parts.get(journal)) is None:
+            layout, covered = target.layout, target.routing.range_of(journal)
+            if covered is not None:
+                layout = replace(layout, key_begin=covered[0], key_end=covered[1])
+            prefix = journal.rpartition("/")[0] + "/"
+            part = self._parts[journal] = _Part(target=target, prefix=prefix, layout=layout)
         return part
 
     async def _routed(
@@ -531,30 +596,19 @@ class Publisher:
         if isinstance(target.binding, Fixed):
             yield target.binding.journal, rows
             return
-        parts = [
-            (journal_name(target.spec, values), part)
-            for values, part in split(rows, target.partitions)
-        ]
-        await self._create(target, [n for n, _ in parts if n.prefix not in target.covered])
+        routing = target.routing
+        parts = routing.split(rows)
+        await self._create(target, [n for n, _ in parts if n.prefix not in routing.covered])
         for name, part in parts:
-            for journal, piece in self._covering(target, name, part):
+            for journal, piece in routing.cover(name, part):
                 if journal is not None:
                     yield journal, piece
                     continue
                 await self._create(target, [name])
-                for found, covered in self._covering(target, name, piece):
+                for found, covered in routing.cover(name, piece):
                     if found is None:
                         raise Bug(f"no partition under {name.prefix} covers every key hash")
                     yield found, covered
-
-    def _covering(
-        self, target: _Target, name: JournalName, rows: pyarrow.RecordBatch
-    ) -> Iterator[tuple[str | None, pyarrow.RecordBatch]]:
-        covered = target.covered[name.prefix]
-        if (journal := covered.everything) is not None:
-            yield journal, rows
-        else:
-            yield from covered.route(rows, key_hashes(rows, target.key))
 
     async def _create(self, target: _Target, names: Sequence[JournalName]) -> None:
         """Make partitions that cover everything; others may be making the same ones."""
@@ -573,13 +627,34 @@ class Publisher:
         # Whoever was first, what counts is what is there now.
         await self._list(target)
 
+    async def _create_adopted(self, target: _Target, staged: StagedFragments) -> None:
+        """Create the journals that tasks have written for and that do not exist yet."""
+        if isinstance(target.binding, Mapped):
+            unknown = [j for j in staged.fragments if target.routing.range_of(j) is None]
+            names = [JournalName.parse(journal, target.spec.name) for journal in unknown]
+            await self._create(target, names)
+
     async def _list(self, target: _Target) -> None:
         found: dict[str, list[tuple[str, int, int]]] = {}
         for journal in await self._journals.list(target.spec.name):
             state = journal.state
             prefix = JournalName.parse(journal.name, target.spec.name).prefix
             found.setdefault(prefix, []).append((journal.name, state.key_begin, state.key_end))
-        target.covered = {prefix: Covered.of(ranges) for prefix, ranges in found.items()}
+        target.routing.covered = {
+            prefix: PhysicalPartitions.of(ranges) for prefix, ranges in found.items()
+        }
+
+
+def _check_covered(target: _Target, journal: str, fragments: Iterable[Fragment]) -> None:
+    """Refuse rows that their journal does not cover."""
+    begin, end = target.routing.range_of(journal) or (0, KEY_HASH_MAX)
+    if any(f.key_hash_min < begin or f.key_hash_max > end for f in fragments):
+        raise PenstockError(
+            "a task has written rows for a journal that does not cover them",
+            where=journal,
+            why="its partition was divided while the task ran",
+            fix="the transaction is given up, and starts over",
+        )
 
 
 async def _ended(part: _Part) -> None:

@@ -1,7 +1,7 @@
 """Reading a collection without Spark: its documents as Arrow batches, in order, once or for ever.
 
-Which rows are committed is told by the records (`committed.Committed`), so objects are opened only
-for rows that will be shown, and a batch of them is all that is in memory.
+The records tell which rows are committed (`committed.CommitReader`), so objects are opened only for
+rows that will be shown, and one batch of them is in memory.
 
 **Order.** Journal by journal, in the order of their names; in a journal as they were committed,
 whatever their clocks say; of one commit by clock. All journals are read as of one revision, so a
@@ -9,8 +9,8 @@ transaction is there in all of them or in none. A reader that follows shows what
 revision committed, and keeps the same promise.
 
 **Where to begin** (`Start`) is about commits, not rows: documents are shown if what *committed*
-them is at or behind it. So who remembers the revision or the offsets up to which it has read, and
-begins there, gets every document once, also those of a transaction that was open at the time.
+them is at or behind it. So a reader that remembers the revision or the offsets it has read up
+to, and begins there, gets every document once, also those of a transaction that was open then.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import pyarrow
 
 from penstock.errors import UsageError, UserError
 from penstock.journal.blobs import BlobStore, MissingBlob
-from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.committed import CommitReader, VisibleRows
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.fragments import read_fragment, read_visible
-from penstock.journal.integrity import located, read_page, stretch
+from penstock.journal.integrity import describe_offsets, locate_damage, read_page
 from penstock.journal.journals import Journals
 from penstock.journal.rows import Stamps, adapt_rows
 from penstock.journal.schemas import Schemas
@@ -48,7 +48,7 @@ _pa: Any = pyarrow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where to begin; of several conditions, all must hold."""
+    """The place to begin at; of several conditions, all must hold."""
 
     revision: int = 0
     """Commits of this revision of the store, and later ones."""
@@ -61,7 +61,7 @@ class Start:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Start:
-        """What a person wrote: a time, `revision=N`, `offset=N`, or `JOURNAL@N`."""
+        """Parse what a person wrote: a time, `revision=N`, `offset=N`, or `JOURNAL@N`."""
         revision, offset, clock = 0, 0, NEVER
         offsets: dict[str, int] = {}
         for text in texts:
@@ -78,7 +78,7 @@ class Start:
         return cls(revision=revision, offset=offset, offsets=offsets, clock=clock)
 
     def begun(self, journal: str, record: Record) -> bool:
-        """Whether what a record commits is to be shown."""
+        """True if what a record commits is to be shown."""
         offset = self.offsets.get(journal, self.offset)
         return record.begin >= offset and record.revision >= self.revision
 
@@ -111,11 +111,11 @@ class Rows:
 
 @dataclass(slots=True, kw_only=True)
 class _Cursor:
-    """How far a journal was read."""
+    """The progress of reading one journal."""
 
     generation: int
     offset: int = 0
-    committed: Committed
+    committed: CommitReader
 
 
 class CollectionReader:
@@ -174,10 +174,10 @@ class CollectionReader:
     # ----------------------------------------------------------------------------------- details
 
     async def _advance(self, name: str, state: JournalState) -> AsyncGenerator[Rows, None]:
-        """What a journal has beyond the place up to which it was read."""
+        """Yield what a journal has beyond its cursor."""
         cursor = self._cursors.get(name)
         if cursor is None or cursor.generation != state.generation:
-            cursor = _Cursor(generation=state.generation, committed=Committed(name))
+            cursor = _Cursor(generation=state.generation, committed=CommitReader(name))
             self._cursors[name] = cursor
         async with aclosing(self._records(name, state, cursor.offset)) as records:
             async for record in records:
@@ -201,9 +201,9 @@ class CollectionReader:
             yield record
 
     def _shown(
-        self, name: str, committed: Committed, record: Record
+        self, name: str, committed: CommitReader, record: Record
     ) -> Iterable[VisibleRows | Fragment]:
-        """What to show because of a record, in order."""
+        """Return what to show because of a record, in order."""
         if self._uncommitted:
             visible: Iterable[VisibleRows | Fragment] = (
                 [record] if isinstance(record, Fragment) else []
@@ -271,9 +271,9 @@ async def _in_threads(
 @contextlib.contextmanager
 def _explained(journal: str, fragment: Fragment) -> Iterator[None]:
     """Say which rows of which journal an error is about."""
-    where = stretch(journal, fragment.begin, fragment.end)
+    where = describe_offsets(journal, fragment.begin, fragment.end)
     try:
-        with located(journal, fragment.begin, fragment.end):
+        with locate_damage(journal, fragment.begin, fragment.end):
             yield
     except MissingBlob as error:
         path = fragment.at.path if isinstance(fragment.at, Blob) else "inline"

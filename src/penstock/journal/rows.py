@@ -1,9 +1,9 @@
-"""The rows of a fragment: the columns of documents, then who wrote each one, when, and how.
+"""The rows of a fragment: the columns of documents, then the writer, time and kind of each row.
 
 The last three columns are a row's **stamp**: `_clock`, `_producer`, `_flags`. Everything else about
 a row follows from them and its place: its UUID is made of the stamp, its offset is its record's
 `begin` plus its index. Like other hidden columns they yield to members of a document by growing
-underscores, so who needs them asks for their names, or takes the last three.
+underscores, so callers ask for their names, or take the last three.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.journal.evolve import adapt
 from penstock.model.clock import Clock, Producer
 from penstock.model.columns import Column, Kind, Member
 from penstock.native.arrow import to_json
-from penstock.native.types import arrow_schema
+from penstock.native.arrow_types import arrow_schema
 
 _pa: Any = pa  # the published stubs know few of the constructors and kernels used here
 _pc: Any = pyarrow.compute
 
 STAMPS: Final = 3
-"""How many columns a stamp is."""
+"""The number of columns of a stamp."""
 
 META: Final = "_meta"
 UUID: Final = "uuid"
@@ -70,7 +70,7 @@ def row_schema(root: Column) -> pa.Schema:
     return pa.schema(fields)
 
 
-def stamped(
+def stamp_rows(
     documents: pa.RecordBatch, root: Column, *, producer: Producer, first_clock: Clock, flags: int
 ) -> pa.RecordBatch:
     """Documents as rows of one producer, with one clock after the other from `first_clock` on."""
@@ -103,8 +103,10 @@ class Stamps:
 # --------------------------------------------------------------------------------------- reading
 
 
-def visible(rows: VisibleRows, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of the rows between a run's first and last offset, those to show, in their order.
+def visible_batches(
+    rows: VisibleRows, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Filter the rows between a run's first and last offset: those to show, in their order.
 
     Most runs are shown as they are. Else: the rows of the run's producer, whose clock is above what
     was seen before, and, where the run repeats itself, above every clock before in the run.

@@ -4,7 +4,7 @@ Which rows are committed is known from the records, so the question for each obj
 Spark's own Parquet reader can read it, which is several times faster than any other way:
 
     whole     every row is visible: nothing to compare. Nearly all objects of a healthy collection
-    partly    some rows are not committed or came twice, and (producer, clock) tells which: a filter
+    partly    some rows are not committed or came twice: a filter by (producer, clock)
     the rest  inline rows; runs that repeat themselves; objects of which the journal has forgotten
               the first rows; many small objects: Arrow batches, read by the code that
               `penstock read` uses, in tasks or, if they are inline and few, where the plan is made
@@ -14,7 +14,7 @@ they are. Planning starts no Spark job: schemas are given. Of each of these obje
 at what Spark's reader would take on trust (`integrity`).
 
 A row that comes later than its clock says (`VisibleRows.level`) is shown with its level on request.
-Of a whole object an expression tells it from (producer, clock); all others are left to Arrow.
+For a whole object an expression over (producer, clock) computes it; others are left to Arrow.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.errors import UserError
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import COMPACTED
 from penstock.journal.frames import adapt_frame, frame_schema
-from penstock.journal.integrity import check_skeleton, located
+from penstock.journal.integrity import check_skeleton, locate_damage
 from penstock.journal.journals import Journals
-from penstock.journal.planning import Planner, Scanned
+from penstock.journal.planning import Planner, ScannedJournal
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
 from penstock.journal.schemas import Schemas, layout
 from penstock.journal.selector import EVERYTHING, LabelSelector
@@ -126,7 +126,7 @@ class Trusted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
-    """How to read a collection."""
+    """The plan of reading a collection."""
 
     native: Mapping[str, NativeScan]
     """By the fingerprint of the schema."""
@@ -156,12 +156,12 @@ class _Object:
 
     @property
     def small(self) -> bool:
-        """Whether opening it takes Spark longer than reading it."""
+        """True if opening it takes Spark longer than reading it."""
         return sum(fragment.bytes for fragment in self.fragments) < SMALL_BYTES
 
     @property
     def known(self) -> bool:
-        """Whether fragments account for every row of it.
+        """True if fragments account for every row of it.
 
         Of a retained journal the first may be lost. The last may have been moved on: a page names
         the first rows of an object, and compaction took the others, which stood in the state. They
@@ -173,7 +173,7 @@ class _Object:
                 return False
             row += fragment.rows
         digest = self._at.digest
-        if digest is None:  # nobody knows how large it is, but only compaction makes one of many
+        if digest is None:  # its size is unknown, but only compaction makes one of many
             return not self.path.endswith(COMPACTED)
         return row == digest.rows
 
@@ -191,7 +191,7 @@ class _Object:
 
     @property
     def late(self) -> bool:
-        """Whether rows of it come later than their clocks say."""
+        """True if rows of it come later than their clocks say."""
         return any(rows.level for rows in self.visible)
 
     def levels(self) -> list[_Level]:
@@ -231,8 +231,8 @@ def _add(to: Intervals, run: Run, low: int, high: int) -> None:
     to.setdefault(int(run.producer), []).append((low, high))
 
 
-@uncollected()
-def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
+@gc_paused()
+def plan_scan(scanned: Iterable[ScannedJournal], *, native: bool = True) -> ScanPlan:
     """Sort the visible rows of journals by how they are best read."""
     readable: list[_Object] = []
     rest: list[VisibleRows] = []
@@ -282,7 +282,7 @@ def plan_scan(scanned: Iterable[Scanned], *, native: bool = True) -> ScanPlan:
     return ScanPlan(native=found, rest=tuple(pieces(rest)), trusted=tuple(trusted))
 
 
-def _objects(journal: Scanned) -> tuple[dict[str, _Object], list[VisibleRows]]:
+def _objects(journal: ScannedJournal) -> tuple[dict[str, _Object], list[VisibleRows]]:
     """The objects that the records account for, and rows that lie in none of them."""
     objects: dict[str, _Object] = {}
     others: list[VisibleRows] = []
@@ -322,7 +322,7 @@ def _filterable(objects: Sequence[_Object]) -> tuple[list[str], Intervals]:
 
 
 def _late_scans(objects: Sequence[_Object]) -> tuple[Late, ...]:
-    """Scans of those objects of which an expression can tell the level of each row."""
+    """Scans of those objects for which an expression can compute the level of each row."""
     groups: list[list[_Object]] = []
     size = INTERVALS_MAX + 1
     for each in objects:
@@ -347,7 +347,7 @@ def _late_scans(objects: Sequence[_Object]) -> tuple[Late, ...]:
 
 
 def _steps(levels: Iterable[_Level]) -> Steps | None:
-    """Where levels change; None if rows of different levels cannot be told apart."""
+    """The stamps at which levels change; None if stamps do not determine the level."""
     steps: list[tuple[int, int, int]] = []
     last = (-1, -1, -1)
     for producer, low, high, level in sorted(levels):
@@ -398,7 +398,7 @@ async def read_collection(
     meta: bool = False,
     verify: bool = True,
 ) -> DataFrame:
-    """What is committed to a collection now, in the layout of its read schema.
+    """Read what is committed to a collection now, in the layout of its read schema.
 
     `columns` are top-level columns, all by default; with `meta`, the stamp of each document follows
     (`_clock`, `_producer`, `_flags`). The rows have no order. Without `verify`, what Spark's reader
@@ -416,7 +416,7 @@ async def read_collection(
     )
 
 
-@uncollected()
+@gc_paused()
 def scan_frame(
     spark: SparkSession,
     blobs: BlobStore,
@@ -428,7 +428,7 @@ def scan_frame(
     leveled: bool = False,
     verify: bool = True,
 ) -> DataFrame:
-    """These columns of a plan's rows, stamps among them. No row is read until somebody asks.
+    """These columns of a plan's rows, stamps among them. No row is read before an action.
 
     If they are `leveled`, the last column is `StampNames.level`. What Spark's reader takes on trust
     is looked at here; raises CorruptBlob.
@@ -440,7 +440,7 @@ def scan_frame(
     for frame, steps in _native_frames(spark, root, plan.native, layouts, wanted, verify=verify):
         made = [_level_column(steps, wanted)] if leveled else []
         frames.append(frame.select(*map(_column, columns), *made))
-    local, distributed = _apart(plan.rest)
+    local, distributed = _split_local(plan.rest)
     if distributed:
         size = split_bytes(distributed, spark.sparkContext.defaultParallelism)
         some = splits(distributed, layouts, size)
@@ -460,7 +460,7 @@ def check_trusted(blobs: BlobStore, objects: Sequence[Trusted]) -> None:
     headers = (spark_root(blobs) or "").startswith("file:")
 
     def check(each: Trusted) -> None:
-        with located(each.journal, each.begin, each.end):
+        with locate_damage(each.journal, each.begin, each.end):
             check_skeleton(blobs, each.blob, headers=headers)
 
     if len(objects) < CHECKS_AT_ONCE:
@@ -485,7 +485,7 @@ def rows_at_hand(
 
     They look as `rows_schema` says.
     """
-    local, distributed = _apart(plan.rest)
+    local, distributed = _split_local(plan.rest)
     if plan.native or distributed:
         return None
     split = Split(pieces=tuple(local), layouts=layouts)
@@ -581,8 +581,8 @@ def _level_column(steps: Steps, wanted: Column) -> SparkColumn:
     return f.expr(search(steps)).alias(names.level)
 
 
-def _apart(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-    """What the driver has at hand and may read itself, and what is for tasks."""
+def _split_local(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+    """Split pieces into those the driver has at hand and reads itself, and those for tasks."""
     inline = [piece for piece in rest if isinstance(place_of(piece), Inline)]
     if len(inline) > LOCAL_PIECES_MAX or sum(map(piece_bytes, inline)) > LOCAL_BYTES_MAX:
         return (), rest

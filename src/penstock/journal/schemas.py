@@ -1,4 +1,4 @@
-"""Schemas by their content: what a fragment was written under, for whoever reads it later.
+"""Schemas by their content: what a fragment was written under, for later readers.
 
 The consensus key `schema/<fingerprint>` has one entry, the schema as canonical JSON, for ever. Its
 name is the hash of its content, so there is nothing to agree on: two writers of one key write the

@@ -1,12 +1,12 @@
 """Sealing: the oldest records of a journal move into a page, so that its state stays small.
 
-Who opens a journal reads its state, and every rollup writes it. So a state has at most about
-`RECORDS_MAX` records, however long the journal is: whoever appends past that seals all but the
-newest quarter, after its own commit, where nobody waits for it. Readers that are further behind
+Opening a journal reads its state, and every rollup writes it. So a state has at most about
+`RECORDS_MAX` records, however long the journal is: a writer that appends past that seals all but
+the newest quarter, after its own commit, when nothing waits for it. Readers that are further behind
 read the page instead; those that are not find what they need in the state.
 
-The order is that of every object: the page is written, then named. Whoever crashes between, or
-loses the race against another writer, leaves a page that nobody names, which is garbage.
+The order is that of every object: the page is written, then named. A crash between
+the two, or a race that another writer wins, leaves a page that no state names, which is garbage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def seal_if_long(
 ) -> None:
     """Seal the oldest records of a journal that this process has just appended to, if it is due.
 
-    What goes wrong is told and left to the next append: nothing depends on it.
+    An error is logged and left to the next append: nothing depends on it.
     """
     log = journals.log(name)
     if not plan_page(log.state, records_max):
@@ -62,7 +62,7 @@ async def seal_if_long(
         if records := plan_page(await log.settled(), records_max):
             await seal(journals, blobs, name, records)
     except (Refused, Superseded):
-        pass  # somebody else has done it, or compacts these records right now
+        pass  # another process has done it, or compacts these records right now
     except PenstockError as error:
         _log.warning("%s has many records, and none were sealed: %s", name, error.what)
 

@@ -31,7 +31,7 @@ from penstock.model.spec import FieldValues, Selector
 
 
 class Operator(enum.Enum):
-    """What a requirement asks of one label."""
+    """The condition that a requirement puts on one label."""
 
     IN = "in"
     NOT_IN = "notin"
@@ -208,7 +208,7 @@ class MisnamedJournal(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFilter:
-    """Which partitions of a collection: any included value of every field, and no excluded one.
+    """Some partitions of a collection: any included value of every field, and no excluded one.
 
     Values and field names are encoded text, as in names. What is said of a field that is not one of
     the collection's does not count.
@@ -229,7 +229,7 @@ class PartitionFilter:
         )
 
     def matches(self, suffix: str) -> bool:
-        """Whether it takes the journal whose name ends so, behind its collection and a slash."""
+        """True if it takes the journal whose name ends so, behind its collection and a slash."""
         *segments, _pivot = suffix.split("/")
         if len(segments) != len(self.fields):
             raise MisnamedJournal(

@@ -12,18 +12,18 @@ and finds `pyspark_penstock`. Options:
     selector            journals by their labels: region=eu
     startingOffsets     earliest (default), latest, or a revision: commits of it and later ones;
                         streams only, and only for their first batch
-    maxRowsPerTrigger   so many documents per batch, but never part of a revision
+    maxRowsPerTrigger   documents per batch at most, but never part of a revision
     meta                true: with the columns _clock, _producer and _flags
 
 A schema that is given with `.schema(…)` names the columns to read; others are left alone. **Filters
 are not pushed down:** Spark 4.3 keeps a reader, and with it the filters of one query, for later
 queries of the same DataFrame. Use `selector` to leave out partitions.
 
-**Streams.** An offset is a `timeline.Position`: the revision, and for each journal the offset up to
-which commits were delivered. It alone decides what a batch holds: no matter how often a batch is
-planned, by whom, or what compaction did meanwhile, it has the same documents. Spark keeps one
-planning process for a stream; there a thread follows the journals, so a trigger costs a look at
-what is known and not a listing.
+**Streams.** An offset is a `timeline.TimelinePosition`: the revision, and for each journal the
+offset up to which commits were delivered. It alone decides what a batch holds: a batch has the same
+documents however often it is planned, by whom, and whatever compaction did meanwhile. Spark keeps
+one planning process for a stream; there a thread follows the journals, so a trigger looks at what
+is known and lists nothing.
 
 Planning says where rows are as of now. An object that compaction replaces after that stays for the
 grace period of garbage collection, which is longer than a batch.
@@ -64,16 +64,16 @@ from penstock.journal.rows import row_schema
 from penstock.journal.schemas import Schemas, layout
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces, read_split
-from penstock.journal.timeline import BEGIN, Position
+from penstock.journal.timeline import BEGIN, TimelinePosition
 from penstock.model.columns import Column
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.model.spec import CollectionSpec
 
 IDLE_S: Final = 0.2
-"""How long a trigger waits for something new before it says that there is nothing."""
+"""Time that a trigger waits for something new before it reports that there is nothing."""
 
 _OPTIONS: Final = (
     *("collection", "data", "consensus", "blob", "selector"),
@@ -85,7 +85,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a person asked for, apart from where it is."""
+    """The options of a read, except where the stores are."""
 
     collection: str
     selector: LabelSelector
@@ -106,7 +106,7 @@ class SourceOptions:
         collection = given.get("collection") or given.get("path")
         if not collection:
             raise UsageError(
-                "the penstock source was not told what to read",
+                "the penstock source has no collection to read",
                 fix='for example .option("collection", "acme/orders")',
             )
         starting = given.get("startingoffsets", "earliest").removeprefix("revision=")
@@ -139,8 +139,8 @@ def _flag(text: str, option: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a collection is."""
+class StoreUrls:
+    """The URLs of the stores that hold a collection."""
 
     consensus: str
     blob: str
@@ -154,7 +154,7 @@ class CollectionSource(DataSource):
         return "penstock"
 
     @abstractmethod
-    def place(self) -> Place:
+    def place(self) -> StoreUrls:
         """The stores that the options and the environment name."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class CollectionSource(DataSource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What planning works with."""
+    """The stores and options that planning works with."""
 
     planner: Planner
     options: SourceOptions
@@ -304,7 +304,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, object], limit: ReadLimit
     ) -> dict[str, object]:
         end = self._following().cut(
-            Position.of_json(start),
+            TimelinePosition.of_json(start),
             rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
             before=self._until,
             idle_s=IDLE_S if self._until is None else 0.0,
@@ -324,7 +324,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, object], end: dict[str, object]
     ) -> Sequence[InputPartition]:
-        found = self._following().plan(Position.of_json(start), Position.of_json(end))
+        found = self._following().plan(
+            TimelinePosition.of_json(start), TimelinePosition.of_json(end)
+        )
         assert self._opened is not None  # noqa: S101 - by the follower
         return self._opened.partitions(found, self._schema)
 
@@ -332,7 +334,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        self._following().forget(Position.of_json(end))
+        self._following().forget(TimelinePosition.of_json(end))
 
     def stop(self) -> None:
         if self._follower is not None:

@@ -1,4 +1,4 @@
-"""What one task of a scan reads: visible rows in pieces, cut to a size, and turned into batches.
+"""Splits, one per task of a scan: visible rows in pieces, cut to a size, and turned into batches.
 
 A piece is a whole fragment, or the visible rows of one run. Fragments that compaction has put side
 by side in one object are read as one piece, so an object is opened once and not once per append.
@@ -26,17 +26,17 @@ _pa: Any = pyarrow  # the published stubs lack `concat_batches`
 
 SPLIT_BYTES: Final = 32 << 20
 SPLIT_BYTES_MAX: Final = 512 << 20
-"""What one task reads, as it is stored: enough to be worth a task, and some seconds of work."""
+"""Stored bytes that one task reads: enough to be worth a task, and some seconds of work."""
 
 PIECE_BYTES: Final = 4 << 10
 OBJECT_BYTES: Final = 64 << 10
-"""What a task could read instead of beginning with another piece, and of opening an object."""
+"""The cost of another piece, and of opening an object, in bytes that could be read instead."""
 
 
-class Whole(NamedTuple):
+class WholeRows(NamedTuple):
     """All rows of a fragment, or of several that lie side by side in an object.
 
-    How they were sequenced is of no interest any more: tasks are sent ten thousand of these.
+    How they were sequenced is left out: tasks are sent ten thousand of these.
     """
 
     at: Blob | Inline
@@ -44,18 +44,18 @@ class Whole(NamedTuple):
     bytes: int
     schema: str
     levels: tuple[tuple[int, int], ...] = ()
-    """So many rows of this level (`VisibleRows`), one after the other; empty if none has any."""
+    """Pairs of rows and level (`VisibleRows`), one after the other; empty if no row has a level."""
 
 
-Piece = Whole | VisibleRows
+Piece = WholeRows | VisibleRows
 
 
 def pieces(visible: Iterable[VisibleRows]) -> Iterator[Piece]:
     """Visible rows, in their order, in as few pieces as they make."""
-    last: list[Whole] = []
+    last: list[WholeRows] = []
     for _, rows in groupby(visible, key=lambda rows: (rows.fragment.begin, id(rows.fragment))):
         for piece in _of_fragment(tuple(rows)):
-            if not isinstance(piece, Whole):
+            if not isinstance(piece, WholeRows):
                 yield from _joined(last)
                 last = []
                 yield piece
@@ -74,11 +74,11 @@ def _of_fragment(rows: tuple[VisibleRows, ...]) -> tuple[Piece, ...]:
         and sum(part.run.rows for part in rows) == fragment.rows
     ):
         levels = ((fragment.rows, int(level)),) if level else ()
-        return (Whole(fragment.at, fragment.rows, fragment.bytes, fragment.schema, levels),)
+        return (WholeRows(fragment.at, fragment.rows, fragment.bytes, fragment.schema, levels),)
     return rows
 
 
-def _joined(side_by_side: Sequence[Whole]) -> Iterator[Whole]:
+def _joined(side_by_side: Sequence[WholeRows]) -> Iterator[WholeRows]:
     """Neighbours of an object as one piece, if there are any."""
     if len(side_by_side) < 2:
         yield from side_by_side
@@ -97,7 +97,7 @@ def _joined(side_by_side: Sequence[Whole]) -> Iterator[Whole]:
     )
 
 
-def _adjoin(left: Whole, right: Whole) -> bool:
+def _adjoin(left: WholeRows, right: WholeRows) -> bool:
     return (
         isinstance(left.at, Blob)
         and right.at == replace(left.at, row=left.at.row + left.rows)
@@ -106,13 +106,13 @@ def _adjoin(left: Whole, right: Whole) -> bool:
 
 
 def piece_rows(piece: Piece) -> int:
-    """How many rows a piece has, at most."""
-    return piece.rows if isinstance(piece, Whole) else piece.run.rows
+    """The number of rows of a piece, at most."""
+    return piece.rows if isinstance(piece, WholeRows) else piece.run.rows
 
 
 def piece_bytes(piece: Piece) -> int:
     """Its share of what is stored."""
-    if isinstance(piece, Whole):
+    if isinstance(piece, WholeRows):
         return piece.bytes
     return piece.fragment.bytes * piece.run.rows // piece.fragment.rows
 
@@ -167,13 +167,13 @@ def _split(some: Sequence[Piece], layouts: Mapping[str, Column]) -> Split:
 
 
 def place_of(piece: Piece) -> Blob | Inline:
-    """Where the rows of a piece are."""
-    return piece.at if isinstance(piece, Whole) else piece.fragment.at
+    """The place of a piece's rows."""
+    return piece.at if isinstance(piece, WholeRows) else piece.fragment.at
 
 
 def schema_of(piece: Piece) -> str:
     """The fingerprint of the schema a piece was written under."""
-    return piece.schema if isinstance(piece, Whole) else piece.fragment.schema
+    return piece.schema if isinstance(piece, WholeRows) else piece.fragment.schema
 
 
 def read_split(
@@ -210,7 +210,7 @@ def _read(
     *,
     leveled: bool,
 ) -> Iterator[pyarrow.RecordBatch]:
-    if isinstance(piece, Whole):
+    if isinstance(piece, WholeRows):
         batches = read_fragment(blobs, piece, written, columns=columns)
     else:
         batches = read_visible(blobs, piece, written, columns=columns)
@@ -221,7 +221,7 @@ def _with_levels(
     piece: Piece, batches: Iterator[pyarrow.RecordBatch]
 ) -> Iterator[pyarrow.RecordBatch]:
     """The same rows, with the level of each as a last column."""
-    levels = piece.levels if isinstance(piece, Whole) else ((piece.run.rows, int(piece.level)),)
+    levels = piece.levels if isinstance(piece, WholeRows) else ((piece.run.rows, int(piece.level)),)
     counts, values = zip(*levels or ((piece_rows(piece), 0),), strict=True)
     of_rows = np.repeat(np.array(values, np.int64), counts)
     row = 0

@@ -36,9 +36,6 @@ UNKNOWN: Final = 0
 INLINE_BYTES_MAX: Final = 4 * 1024
 """Rows up to this size travel in the diff itself: no object to write, none to fetch."""
 
-INLINE_BYTES_TOTAL_MAX: Final = 1 << 20
-"""Inline rows of a whole journal; above, compaction is due before anything else is inlined."""
-
 RECORDS_MAX: Final = 256
 """Records in the state itself; above, the oldest are sealed into a page. Few enough that opening a
 journal takes some milliseconds, enough that a page is worth an object."""
@@ -47,7 +44,7 @@ journal takes some milliseconds, enough that a page is worth an object."""
 
 
 class Digest(Struct, frozen=True, kw_only=True, gc=False):
-    """What tells an object from one that was damaged: `integrity` says how."""
+    """Sizes and hash by which damage to an object is noticed (`integrity`)."""
 
     bytes: int
     """The size of the object."""
@@ -56,7 +53,7 @@ class Digest(Struct, frozen=True, kw_only=True, gc=False):
     value: int
     """XXH3 of the footer."""
     rows: int
-    """How many it has, whichever of them a journal names."""
+    """All rows of the object, whichever of them a journal names."""
 
 
 class Blob(Struct, frozen=True, kw_only=True, gc=False):
@@ -143,11 +140,10 @@ class Page(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Status(enum.Enum):
-    """Whether a journal takes appends, and whether readers see it at all."""
+    """The life of a journal: readers see it, and it takes appends, while it is active."""
 
     ABSENT = "absent"
     ACTIVE = "active"
-    SUSPENDED = "suspended"
     DROPPED = "dropped"
 
 
@@ -161,7 +157,7 @@ class JournalState(Struct, frozen=True, kw_only=True, gc=False):
     key_begin: int = 0
     key_end: int = 0xFFFFFFFF
     generation: int = 0
-    """Counts creations: who reads a dropped and recreated journal can tell."""
+    """Counts creations, so that a reader notices a journal that was dropped and recreated."""
     begin: int = 0
     """The first offset that is retained."""
     end: int = 0
@@ -171,16 +167,7 @@ class JournalState(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def readable(self) -> bool:
-        return self.status in (Status.ACTIVE, Status.SUSPENDED)
-
-    @property
-    def inline_bytes(self) -> int:
-        """Size of the rows that live in the state."""
-        return sum(
-            len(r.at.data)
-            for r in self.records
-            if isinstance(r, Fragment) and isinstance(r.at, Inline)
-        )
+        return self.status is Status.ACTIVE
 
 
 # --------------------------------------------------------------------------------------- diffs
@@ -196,17 +183,9 @@ class Create(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Append(Struct, frozen=True, kw_only=True, gc=False):
-    """Records in order, offsets not yet given. An append to a suspended journal wakes it up."""
+    """Records in order, offsets not yet given."""
 
     records: tuple[Record, ...]
-
-
-class Suspend(Struct, frozen=True, kw_only=True, gc=False):
-    """Nobody writes here for now; readers need not wait for it."""
-
-
-class Resume(Struct, frozen=True, kw_only=True, gc=False):
-    """Undo `Suspend`."""
 
 
 class Retain(Struct, frozen=True, kw_only=True, gc=False):
@@ -241,7 +220,7 @@ class Drop(Struct, frozen=True, kw_only=True, gc=False):
     """The journal is gone; its offsets are not given again."""
 
 
-Diff = Create | Append | Suspend | Resume | Retain | Compact | Seal | Reseal | Drop
+Diff = Create | Append | Retain | Compact | Seal | Reseal | Drop
 
 
 class Refused(PenstockError):
@@ -255,10 +234,6 @@ def apply(state: JournalState, diff: Diff, revision: int) -> JournalState:
             return _create(state, diff)
         case Append():
             return _append(state, diff, revision)
-        case Suspend():
-            return _move(state, Status.ACTIVE, Status.SUSPENDED)
-        case Resume():
-            return _move(state, Status.SUSPENDED, Status.ACTIVE)
         case Retain():
             return _retain(state, diff.offset)
         case Compact():
@@ -268,7 +243,7 @@ def apply(state: JournalState, diff: Diff, revision: int) -> JournalState:
         case Reseal():
             return _reseal(state, diff.page)
         case Drop():
-            _require(state, Status.ACTIVE, Status.SUSPENDED)
+            _require(state, Status.ACTIVE)
             return JournalState(
                 status=Status.DROPPED,
                 collection=state.collection,
@@ -301,22 +276,17 @@ def _create(state: JournalState, diff: Create) -> JournalState:
 
 
 def _append(state: JournalState, diff: Append, revision: int) -> JournalState:
-    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    _require(state, Status.ACTIVE)
     placed: list[Record] = []
     end = state.end
     for record in diff.records:
         placed.append(record.placed(end, revision))
         end = placed[-1].end
-    return replace(state, status=Status.ACTIVE, end=end, records=(*state.records, *placed))
-
-
-def _move(state: JournalState, before: Status, after: Status) -> JournalState:
-    _require(state, before)
-    return replace(state, status=after)
+    return replace(state, end=end, records=(*state.records, *placed))
 
 
 def _retain(state: JournalState, offset: int) -> JournalState:
-    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    _require(state, Status.ACTIVE)
     pages = tuple(page for page in state.pages if page.end > offset)
     records = state.records
     if not pages:
@@ -326,7 +296,7 @@ def _retain(state: JournalState, offset: int) -> JournalState:
 
 
 def _compact(state: JournalState, diff: Compact) -> JournalState:
-    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    _require(state, Status.ACTIVE)
     inside = [
         r for r in state.records if isinstance(r, Fragment) and diff.begin <= r.begin < diff.end
     ]
@@ -351,7 +321,7 @@ def _compact(state: JournalState, diff: Compact) -> JournalState:
 
 
 def _seal(state: JournalState, page: Page) -> JournalState:
-    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    _require(state, Status.ACTIVE)
     sealed = state.records[: page.records]
     if not sealed or (sealed[0].begin, sealed[-1].end) != (page.begin, page.end):
         raise Refused(
@@ -362,7 +332,7 @@ def _seal(state: JournalState, page: Page) -> JournalState:
 
 
 def _reseal(state: JournalState, page: Page) -> JournalState:
-    _require(state, Status.ACTIVE, Status.SUSPENDED)
+    _require(state, Status.ACTIVE)
     inside = [each for each in state.pages if page.begin <= each.begin < page.end]
     records = sum(each.records for each in inside)
     if not inside or (inside[0].begin, inside[-1].end, records) != (

@@ -1,4 +1,4 @@
-"""What a writer learns of its rows while they pass: enough for readers to plan without them.
+"""Statistics of rows, taken while they are written: enough for readers to plan without them.
 
 **Runs** (`model.runs.Run`): per producer, each maximal stretch of its rows of one kind. A batch of
 one producer and increasing clocks, which is what publishers write, costs three passes of numpy.
@@ -24,7 +24,7 @@ import pyarrow as pa
 from penstock.errors import Bug
 from penstock.journal.rows import Stamps
 from penstock.model import pointer
-from penstock.model.clock import Clock, Flag, Producer, kind
+from penstock.model.clock import Clock, Flag, Producer, kind_of
 from penstock.model.columns import Column, Kind
 from penstock.model.keys import KeyValue, key_hash, pack_columns
 from penstock.model.runs import Run
@@ -148,7 +148,7 @@ def _stretch(
     begin: int,
 ) -> _Stretch:
     """One stretch; without `offsets`, its rows lie side by side from `first` on."""
-    is_a = kind(int(flags))
+    is_a = kind_of(int(flags))
     if is_a is Flag.ACK_TXN:
         raise Bug("an ACK among the rows of a fragment", why="ACKs are records of their own")
 
@@ -182,7 +182,7 @@ class _KeyColumns:
         self._known = bool(key) and len(self._paths) == len(paths)
 
     def hashes(self, rows: pa.RecordBatch) -> list[int] | None:
-        """Each row's key hash; None if it is not the columns alone that tell."""
+        """Each row's key hash; None if the columns alone do not determine it."""
         if not self._known:
             return None
         values = [_values(rows, path) for path in self._paths]

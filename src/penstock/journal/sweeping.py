@@ -1,8 +1,8 @@
 """Garbage: objects that no state names are put into quarantine, and removed by a later collection.
 
-What is young is spared, since its writer may be about to name it; and what compaction has replaced
-is spared for as long, since somebody may be about to read it. The first is told by the age of the
-object. The second is told by a *note*: before a compactor commits, it writes down which objects it
+A young object is spared, since its writer may be about to name it; and what compaction has replaced
+is spared for as long, since a reader may be about to open it. The age of an object decides the
+first, a *note* the second: before a compactor commits, it writes down which objects it
 replaces, under `=replaced/`, which no collection can be called. The order in which garbage
 collection looks is what makes it safe:
 
@@ -35,7 +35,7 @@ from penstock import failpoints
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.integrity import read_page
 from penstock.journal.journals import Journals
-from penstock.journal.ownership import ForeignBlobs, Ownership, own, paths_of
+from penstock.journal.ownership import ForeignBlobs, Ownership, own_objects, paths_of
 
 GRACE_S: Final = 24 * 3600
 GRACE_S_MIN: Final = 2 * 3600
@@ -55,16 +55,16 @@ _REMOVED = failpoints.declare("gc.removed", "garbage is removed, but still in qu
 _RELISTED = failpoints.declare("gc.relisted", "a shorter list is written, the longer one is there")
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done."""
+"""Receives how many are done, and of how many."""
 
 
-def unseen(_done: int, _total: int) -> None:
-    """Nobody looks."""
+def no_progress(_done: int, _total: int) -> None:
+    """Report to nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """What garbage there was. `deleted` is less if somebody stopped it, and 0 in a dry run."""
+class GarbageReport:
+    """The result of a collection. `deleted` is less if it was stopped, and 0 in a dry run."""
 
     listed: int
     garbage: Mapping[str, int]
@@ -73,7 +73,7 @@ class Collected:
     """Those of it that were in quarantine for long enough."""
     deleted: int
     returned: tuple[str, ...]
-    """What was in quarantine, and is named after all."""
+    """Paths that were in quarantine and are named after all."""
 
     @property
     def quarantined(self) -> dict[str, int]:
@@ -83,13 +83,13 @@ class Collected:
 
     @property
     def bytes(self) -> int:
-        """Of what is removed."""
+        """Bytes that are removed."""
         return sum(self.garbage[path] for path in self.due)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sorted:
-    """What to do about each object, as decided by `sort_out`."""
+class QuarantinePlan:
+    """What happens to each object, as decided by `plan_quarantine`."""
 
     enter: tuple[str, ...]
     due: tuple[str, ...]
@@ -116,10 +116,10 @@ class Note:
     paths: tuple[str, ...]
 
 
-def sort_out(
+def plan_quarantine(
     garbage: Collection[str], used: Collection[str], lists: Iterable[Note], before_s: float
-) -> Sorted:
-    """Which garbage enters the quarantine, which has been there since `before_s`, what is none.
+) -> QuarantinePlan:
+    """Decide which garbage enters quarantine, which has waited since `before_s`, and what is none.
 
     `used` is what must not go: a list that has some of it is replaced by one without, so that the
     rest of it waits anew.
@@ -137,7 +137,7 @@ def sort_out(
         for path in kept:
             since[path] = min(since.get(path, each.modified_s), each.modified_s)
     waiting = {path for paths in changed.values() for path in paths or ()}
-    return Sorted(
+    return QuarantinePlan(
         enter=tuple(sorted(path for path in garbage if path not in since and path not in waiting)),
         due=tuple(sorted(path for path, at_s in since.items() if at_s <= before_s)),
         returned=tuple(sorted(returned)),
@@ -153,13 +153,13 @@ async def collect_garbage(
     grace_s: float = GRACE_S,
     quarantine_s: float = QUARANTINE_S,
     dry_run: bool = False,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
     stop: asyncio.Event | None = None,
-) -> Collected:
-    """Quarantine the objects that no journal names and nobody is about to, and remove the old ones.
+) -> GarbageReport:
+    """Quarantine the objects that no journal names or is about to name, and remove the old ones.
 
     `now_s` is unix time by the clock of the blob store. With a grace period below `GRACE_S_MIN` the
-    objects of transactions under way are lost; only who knows that nobody writes may give less.
+    objects of transactions under way are lost; less is safe only while there are no writers.
     """
     ownership = Ownership(journals, blobs)
     await ownership.check()
@@ -177,7 +177,7 @@ async def collect_garbage(
     used = named.union(*(note.paths for note in fresh))
     garbage = {path: size for path, size in old.items() if path not in used}
     lists = await asyncio.to_thread(_read_notes, blobs, _QUARANTINE)
-    plan = sort_out(garbage, used, lists, now_s - quarantine_s)
+    plan = plan_quarantine(garbage, used, lists, now_s - quarantine_s)
     deleted = 0
     if not dry_run:
         if plan.enter or plan.due or plan.lists:
@@ -191,7 +191,7 @@ async def collect_garbage(
             ended += [note.path for note in notes if note not in fresh]
             for path in ended:
                 await asyncio.to_thread(blobs.delete, path)
-    return Collected(
+    return GarbageReport(
         listed=len(young) + len(old),
         garbage=garbage,
         due=plan.due,
@@ -200,7 +200,7 @@ async def collect_garbage(
     )
 
 
-def _relist(blobs: BlobStore, plan: Sorted) -> None:
+def _relist(blobs: BlobStore, plan: QuarantinePlan) -> None:
     """Bring the lists up to date: what enters, and what is left of those that change."""
     for begin in range(0, len(plan.enter), _PATHS_PER_LIST):
         blobs.write(*_note(_QUARANTINE, plan.enter[begin : begin + _PATHS_PER_LIST]))
@@ -215,7 +215,7 @@ def _relist(blobs: BlobStore, plan: Sorted) -> None:
 async def _remove(
     blobs: BlobStore, paths: Sequence[str], progress: Progress, stop: asyncio.Event | None
 ) -> int:
-    """Remove objects, some at a time, and say how many it were before somebody said stop."""
+    """Remove objects, some at a time; return how many were removed before `stop`."""
     for begin in range(0, len(paths), DELETES_AT_ONCE):
         if stop is not None and stop.is_set():
             return begin
@@ -286,7 +286,7 @@ def _list(blobs: BlobStore, before_s: float) -> tuple[set[str], dict[str, int]]:
     """Our objects: those that are too young, and the size of each that is old enough."""
     young: set[str] = set()
     old: dict[str, int] = {}
-    for found in own(blobs.list()):
+    for found in own_objects(blobs.list()):
         if found.modified_s <= before_s:
             old[found.path] = found.bytes
         else:
@@ -314,7 +314,7 @@ async def _named(journals: Journals, blobs: BlobStore) -> tuple[set[str], set[st
 def _read_notes(blobs: BlobStore, kind: str) -> list[Note]:
     found: list[Note] = []
     for note in blobs.list(kind):
-        with contextlib.suppress(MissingBlob):  # somebody else collects as well
+        with contextlib.suppress(MissingBlob):  # another process collects as well
             paths = tuple(blobs.read(note.path).decode(errors="replace").splitlines())
             found.append(Note(path=note.path, modified_s=note.modified_s, paths=paths))
     return found

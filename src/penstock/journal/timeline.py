@@ -1,16 +1,16 @@
 """PURE: what was committed to the journals of a collection, in the order of the store's revisions.
 
 A **unit** is what one record made visible: the documents of a span with its ACK, or documents that
-no transaction has. A **position** says how far somebody has taken units: for each journal the
+no transaction has. A **position** says how far a reader has taken units: for each journal the
 offset behind the last record whose unit was taken. Positions are cut at revisions, never within
-one, so whoever takes units from position to position finds a transaction in one helping.
+one, so a reader that goes from position to position gets a transaction in one helping.
 
 It does not matter where the rows of a unit are, or when they were written: a span that was open at
 one position and is acknowledged behind it belongs to the next helping, whole. And since records
-keep their offsets and revisions for ever, the units between two positions are the same whenever
-somebody asks, after a restart or a compaction too.
+keep their offsets and revisions for ever, the units between two positions are always the
+same, after a restart or a compaction too.
 
-Not kept together: a transaction of so many journals that its ACKs had to be appended under several
+Not kept together: a transaction of thousands of journals, whose ACKs were appended under several
 revisions. It comes in several helpings, each document once.
 """
 
@@ -24,20 +24,20 @@ from operator import attrgetter
 from typing import Any, Final
 
 from penstock.errors import Bug, PenstockError
-from penstock.journal.committed import Committed, VisibleRows
+from penstock.journal.committed import CommitReader, VisibleRows
 from penstock.journal.state import Record
 
 
 class MalformedPosition(PenstockError):
-    """This is not a position that `Position.to_json` made."""
+    """This is not a position that `TimelinePosition.to_json` made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """How far the units of some journals were taken."""
+class TimelinePosition:
+    """How far a reader has taken the units of some journals."""
 
     revision: int = 0
-    """Of the last unit that was taken."""
+    """The revision of the last unit that was taken."""
     journals: Mapping[str, int] = field(default_factory=dict)
     """Units of records from this offset on are still to be taken; of other journals, all are."""
 
@@ -45,7 +45,7 @@ class Position:
         return {"revision": self.revision, "journals": dict(sorted(self.journals.items()))}
 
     @classmethod
-    def of_json(cls, value: Mapping[str, Any]) -> Position:
+    def of_json(cls, value: Mapping[str, Any]) -> TimelinePosition:
         """The position that `to_json` wrote."""
         match value:
             case {"revision": int(revision), "journals": dict(journals)} if all(
@@ -60,7 +60,7 @@ class Position:
                 )
 
 
-BEGIN: Final = Position()
+BEGIN: Final = TimelinePosition()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Unit:
 
     @property
     def rows(self) -> int:
-        """How many documents, at most: of a run that repeats itself only the rows can tell."""
+        """The number of documents, at most: a run that repeats itself has fewer."""
         return sum(visible.run.rows for visible in self.visible)
 
 
@@ -86,7 +86,7 @@ class _Track:
 
     generation: int
     offset: int = 0
-    committed: Committed
+    committed: CommitReader
     units: list[Unit] = field(default_factory=list)
     """In the order of their offsets."""
 
@@ -111,7 +111,7 @@ class Timeline:
         """Records from `read_through` on. A new generation begins anew: the old one was dropped."""
         track = self._tracks.get(journal)
         if track is None or track.generation != generation:
-            track = _Track(generation=generation, committed=Committed(journal))
+            track = _Track(generation=generation, committed=CommitReader(journal))
             self._tracks[journal] = track
         for record in records:
             if record.begin < track.offset:
@@ -132,9 +132,9 @@ class Timeline:
         self._tracks.pop(journal, None)
 
     def cut(
-        self, start: Position, *, rows_max: int | None = None, before: int | None = None
-    ) -> Position:
-        """The furthest position with at most so many rows behind `start`, but past one revision.
+        self, start: TimelinePosition, *, rows_max: int | None = None, before: int | None = None
+    ) -> TimelinePosition:
+        """The furthest position with at most `rows_max` rows behind `start`, but past one revision.
 
         `before` leaves out the units of that revision and later ones. If there is no unit to take,
         the answer is `start` itself.
@@ -151,27 +151,27 @@ class Timeline:
             revision, rows = revision_next, rows_next
             for unit in some:
                 journals[unit.journal] = max(journals.get(unit.journal, 0), unit.end)
-        return Position(revision=revision, journals=journals) if rows else start
+        return TimelinePosition(revision=revision, journals=journals) if rows else start
 
-    def between(self, start: Position, end: Position) -> list[Unit]:
+    def units_between(self, start: TimelinePosition, end: TimelinePosition) -> list[Unit]:
         """The units to take from one position to the next, journal by journal, in order."""
         return [
             unit for unit in self._from(start) if unit.begin < end.journals.get(unit.journal, 0)
         ]
 
-    def forget(self, position: Position) -> None:
+    def forget(self, position: TimelinePosition) -> None:
         """Nobody will ask for units below `position` any more."""
         for journal, offset in position.journals.items():
             self._forgotten[journal] = max(self._forgotten.get(journal, 0), offset)
             if (track := self._tracks.get(journal)) is not None:
                 del track.units[: bisect_left(track.units, offset, key=_BEGIN)]
 
-    def _from(self, start: Position) -> Iterable[Unit]:
+    def _from(self, start: TimelinePosition) -> Iterable[Unit]:
         for journal, track in sorted(self._tracks.items()):
             offset = start.journals.get(journal, 0)
             if offset < self._forgotten.get(journal, 0):
                 raise Bug(
                     f"{journal}: units from offset {offset} on are forgotten",
-                    why=f"somebody said that everything below {self._forgotten[journal]} was taken",
+                    why=f"everything below {self._forgotten[journal]} was committed as taken",
                 )
             yield from track.units[bisect_left(track.units, offset, key=_BEGIN) :]

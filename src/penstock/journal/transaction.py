@@ -10,7 +10,7 @@ decides what the ACKs have to say:
   keeps the transaction in one piece, and every ACK names every other commit. That is quadratic:
   `COMMITS_MAX` commits are 100 MB of hints, and more are refused.
 
-So the commits alone decide it, in `close`, and nobody else needs to know.
+So the commits alone decide it, in `close`, and no caller needs to know.
 
 **Intents** are the ACKs before they are written, as a value that its owner keeps: durable first,
 written second. Hints follow from the commits, so intents are kept without them, in linear space.
@@ -39,7 +39,7 @@ COMMITS_MAX: Final = 2_000
 """Commits of one transaction whose ACKs do not fit one store transaction."""
 
 ENTRY_BYTES: Final = 512
-"""What an entry of a state log has beside its diff; more than it is, so that estimates hold."""
+"""An upper bound of what an entry of a state log has beside its diff."""
 
 FORMAT: Final = 1
 
@@ -50,18 +50,18 @@ Parts = dict[str, tuple[Record, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one store transaction holds; tests make it small."""
+class BatchLimits:
+    """The size of one store transaction; tests make it small."""
 
     journals: int = ATOMIC_ELEMENTS_MAX
     bytes: int = ATOMIC_BYTES_MAX
 
     def hold(self, parts: Mapping[str, Sequence[Record]]) -> bool:
-        """Whether all parts fit one store transaction."""
+        """True if all parts fit one store transaction."""
         return len(parts) <= self.journals and sum(map(entry_bytes, parts.values())) <= self.bytes
 
 
-LIMITS: Final = Limits()
+LIMITS: Final = BatchLimits()
 
 
 def entry_bytes(records: Sequence[Record]) -> int:
@@ -83,7 +83,7 @@ class Intents:
     commits: tuple[Commit, ...] = ()
 
     @classmethod
-    def of(cls, commits: Iterable[Commit], limits: Limits = LIMITS) -> Intents:
+    def of(cls, commits: Iterable[Commit], limits: BatchLimits = LIMITS) -> Intents:
         """The intents of a transaction to which several producers may have contributed.
 
         Refuses what `close` could not write: once durable, intents must be possible.
@@ -104,16 +104,16 @@ class Intents:
 
     @property
     def journals(self) -> tuple[str, ...]:
-        """Where ACKs will be written, in order."""
+        """The journals that get an ACK, in order."""
         return tuple(dict.fromkeys(commit.journal for commit in self.commits))
 
     def without(self, journals: Iterable[str]) -> Intents:
-        """What is left of them when some journals are gone."""
+        """Return the intents without those of some journals."""
         gone = frozenset(journals)
         return Intents(tuple(c for c in self.commits if c.journal not in gone))
 
     def encode(self) -> bytes:
-        """As bytes, for whoever keeps them until they are written."""
+        """Encode them for the state that keeps them until they are written."""
         stamps: dict[tuple[int, int], list[str]] = {}
         for commit in self.commits:
             stamps.setdefault((int(commit.producer), commit.clock), []).append(commit.journal)
@@ -148,9 +148,9 @@ _Stamped = tuple[int, int, list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What to append to end a transaction, store transaction by store transaction.
+    """The appends that end a transaction, store transaction by store transaction.
 
-    A crash between two of `rows`, or after them, leaves rows that nobody acknowledged. A crash
+    A crash between two of `rows`, or after them, leaves rows without an ACK. A crash
     between two of `acks` leaves ACKs that hint at what is to come.
     """
 
@@ -160,14 +160,14 @@ class Closing:
 
     @property
     def atomic(self) -> bool:
-        """Whether readers find all of the transaction or nothing, whatever happens meanwhile."""
+        """True if readers find all of the transaction or nothing, whatever happens meanwhile."""
         return len(self.acks) <= 1
 
 
 def close(
-    intents: Intents, pending: Mapping[str, Sequence[Record]], limits: Limits = LIMITS
+    intents: Intents, pending: Mapping[str, Sequence[Record]], limits: BatchLimits = LIMITS
 ) -> Closing:
-    """How to end a transaction of which `pending` is not appended yet."""
+    """Plan the end of a transaction of which `pending` is not appended yet."""
     acks = _acks(intents, hinted=len(intents.commits) <= HINTED_COMMITS_MAX)
     if stray := pending.keys() - acks.keys():
         raise Bug(f"rows without an ACK would never be seen: {', '.join(sorted(stray))}")
@@ -182,7 +182,7 @@ def close(
     return Closing(rows=rows, acks=tuple(batches(_acks(intents, hinted=True), limits)))
 
 
-def batches(parts: Mapping[str, Sequence[Record]], limits: Limits = LIMITS) -> Iterator[Parts]:
+def batches(parts: Mapping[str, Sequence[Record]], limits: BatchLimits = LIMITS) -> Iterator[Parts]:
     """Records in as few store transactions as they fit, those of a journal in their order."""
     batch: dict[str, list[Record]] = {}
     size = 0

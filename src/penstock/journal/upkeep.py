@@ -2,18 +2,18 @@
 
 It is planned by pure functions and then done, beside any number of writers and readers.
 
-Compaction copies the rows of neighbouring small fragments of one schema into one object, and
-says so in the journal's state. Offsets, runs and revisions stay, so readers do not notice. Whoever
-lost a race has written an object that nobody names, and plans again. Records are never merged:
-when they become many, the oldest move into a page (`sealing`). Writers do that too, and do not wait
-for compaction; so pages, when they become many, are compacted into one, and the rows of their
-records with them.
+Compaction copies the rows of neighbouring small fragments of one schema into one object, and says
+so in the journal's state. Offsets, runs and revisions stay, so readers do not notice. The loser of
+a race has written an object that no state names, and plans again. Records are never merged: when
+they become many, the oldest move into a page (`sealing`). Writers do that too, and do not wait for
+compaction; so pages, when they become many, are compacted into one, and the rows of their records
+with them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from penstock.consensus.statelog import Superseded
 from penstock.errors import Bug
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.fragments import COMPACTION, FragmentLayout, FragmentWriter, read_fragment
-from penstock.journal.integrity import CorruptBlob, located, read_page
+from penstock.journal.integrity import CorruptBlob, locate_damage, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
@@ -40,11 +40,11 @@ from penstock.journal.state import (
     Status,
     apply,
 )
-from penstock.journal.sweeping import Progress, collect_garbage, replacement_note, unseen
+from penstock.journal.sweeping import Progress, no_progress, replacement_note
 from penstock.model.columns import Column
 
 ATTEMPTS_MAX: Final = 8
-"""How often a journal is planned anew, within one run, because others changed it meanwhile."""
+"""Times a journal is planned anew within one run because others changed it meanwhile."""
 
 _WRITTEN = failpoints.declare("compact.written", "an object is rewritten, no journal names it yet")
 _NOTED = failpoints.declare("compact.noted", "replaced objects are noted, but still in use")
@@ -52,7 +52,7 @@ _NOTED = failpoints.declare("compact.noted", "replaced objects are noted, but st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOptions:
-    """What is worth rewriting."""
+    """Sizes at which rewriting is worth it."""
 
     target_bytes: int = 128 << 20
     """Up to here objects grow; those of half the size are left alone."""
@@ -104,7 +104,7 @@ class Rewrite:
 def plan_rewrites(
     state: JournalState, options: CompactionOptions = DEFAULTS
 ) -> tuple[Rewrite, ...]:
-    """Which fragments to rewrite; nothing of what it says overlaps.
+    """Choose the fragments to rewrite; rewrites do not overlap.
 
     A place is not rewritten for the sake of little: those at either end that have more than twice
     the bytes of all others together are left out. So a row is rewritten when its object grows by
@@ -180,7 +180,7 @@ def _balanced(units: Sequence[_Unit]) -> Sequence[_Unit]:
 def plan_pages(
     state: JournalState, options: CompactionOptions = DEFAULTS
 ) -> tuple[tuple[Page, ...], ...]:
-    """Which pages to make one of: neighbours that are small, and together not above the limit.
+    """Choose pages to merge: neighbours that are small, and together not above the limit.
 
     Writers seal some two hundred records at a time, so a page that was made of eight is large after
     the next time at the latest: a record is moved twice at most.
@@ -201,7 +201,7 @@ def plan_pages(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What compaction did."""
+    """The result of compaction."""
 
     journals: int = 0
     objects: int = 0
@@ -231,12 +231,12 @@ async def compact_all(
     collection: str | None = None,
     *,
     options: CompactionOptions = DEFAULTS,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
     stop: asyncio.Event | None = None,
 ) -> Compacted:
     """Compact the journals of a collection, or all there are; `stop` ends it after a journal.
 
-    A journal that is damaged is left as it is, and told of when the others are done.
+    A journal that is damaged is left as it is; its error is raised when the others are done.
     """
     done = Compacted()
     corrupt: CorruptBlob | None = None
@@ -334,7 +334,7 @@ async def _merge(
 
 
 async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Compact:
-    """The rows of a rewrite as one object, which nobody names yet."""
+    """The rows of a rewrite as one object, which no state names yet."""
     written = await asyncio.to_thread(_copy, blobs, name, rewrite, root)
     failpoints.hit(_WRITTEN)
     assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
@@ -370,7 +370,7 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
     # Always an object, however small: the diff can name nothing else.
     with FragmentWriter(blobs, prefix, layout, COMPACTION, inline=False) as writer:
         for fragment in rewrite.fragments:
-            with located(name, fragment.begin, fragment.end):
+            with locate_damage(name, fragment.begin, fragment.end):
                 for batch in read_fragment(blobs, fragment, root):
                     writer.write(batch)
         written = writer.finish()
@@ -382,30 +382,3 @@ def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragme
             why=f"{written.rows if written else 0} instead of {rows}",
         )
     return written
-
-
-# ------------------------------------------------------------------------------------ background
-
-
-async def keep_tidy(
-    journals: Journals,
-    blobs: BlobStore,
-    schemas: Schemas,
-    *,
-    stop: asyncio.Event,
-    now: Callable[[], float],
-    every_s: float = 60.0,
-    garbage_every_s: float = 3600.0,
-    options: CompactionOptions = DEFAULTS,
-) -> None:
-    """Compact and collect, over and over, until `stop`."""
-    collected_s = float("-inf")
-    while not stop.is_set():
-        await compact_all(journals, blobs, schemas, options=options, stop=stop)
-        if now() - collected_s >= garbage_every_s and not stop.is_set():
-            collected_s = now()
-            await collect_garbage(journals, blobs, now_s=collected_s, stop=stop)
-        try:
-            await asyncio.wait_for(stop.wait(), every_s)
-        except TimeoutError:
-            continue

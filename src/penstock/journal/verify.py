@@ -6,7 +6,7 @@
                  producers and with the clocks that they say
     schemas      each is the one it is named after, and those of fragments are there
 
-Nothing is changed and nobody is kept waiting: readers, writers, compaction and garbage collection
+Nothing is changed and nothing waits: readers, writers, compaction and garbage collection
 go on. What seems wrong is looked at again if the journal has changed meanwhile, since compaction
 moves rows and removes what it has replaced.
 """
@@ -26,16 +26,16 @@ from penstock.consensus import entries
 from penstock.consensus.store import Consensus, ConsensusError
 from penstock.errors import PenstockError
 from penstock.journal.blobs import BlobStore
-from penstock.journal.committed import Committed
+from penstock.journal.committed import CommitReader
 from penstock.journal.fragments import read_fragment
-from penstock.journal.integrity import CorruptBlob, check_object, read_page, stretch
+from penstock.journal.integrity import CorruptBlob, check_object, describe_offsets, read_page
 from penstock.journal.journals import Journals, MissingJournal
 from penstock.journal.names import journal_key, journal_of_key
 from penstock.journal.rows import STAMPS, Stamps, row_schema
 from penstock.journal.schemas import Schemas, schema_key
-from penstock.journal.splits import Whole
+from penstock.journal.splits import WholeRows
 from penstock.journal.state import Blob, Fragment, Inline, JournalState, Page, Record
-from penstock.journal.sweeping import Progress, unseen
+from penstock.journal.sweeping import Progress, no_progress
 from penstock.model.columns import Column
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 OBJECTS_AT_ONCE: Final = 4
 
 LOOKS_MAX: Final = 3
-"""How often a journal is looked at in which others change something while it is."""
+"""Times a journal is checked again because it changed meanwhile."""
 
 _RESTORE_OBJECT: Final = "restore the object from a backup of the blob store"
 _RESTORE_STORE: Final = "restore the consensus store from a backup"
@@ -53,7 +53,7 @@ LogCheck = Callable[[str], Awaitable[object]]
 """Reads the log with this key, and raises if it makes no sense."""
 
 _BROKEN: Final = (PenstockError, msgspec.MsgspecError, ValueError, TypeError, LookupError)
-"""What code raises that meets something else than was written."""
+"""Errors that damaged data may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Fault:
             return None
         if self.begin is None or self.end is None:
             return f"journal {self.journal}"
-        return stretch(self.journal, self.begin, self.end)
+        return describe_offsets(self.journal, self.begin, self.end)
 
 
 @dataclass(slots=True, kw_only=True)
 class Verified:
-    """What was looked at, and what was found."""
+    """Counts of what was checked, and the faults found."""
 
     logs: int = 0
     """State logs of any kind."""
@@ -99,7 +99,7 @@ class Verified:
     rows: int = 0
     bytes: int = 0
     unnamed: int = 0
-    """Objects that no journal names: garbage, or of somebody else."""
+    """Objects that no journal names: garbage, or of another deployment."""
     faults: list[Fault] = field(default_factory=list)
 
     def add(self, other: Verified) -> None:
@@ -113,7 +113,7 @@ async def verify(
     blobs: BlobStore,
     *,
     checks: Mapping[str, LogCheck] | None = None,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Verified:
     """Look at everything; what is wrong is part of the answer.
 
@@ -168,7 +168,7 @@ async def _verify_logs(
 
 
 def _fault(error: Exception, what: str, *, fix: str, **place: Any) -> Fault:  # noqa: ANN401
-    """What an error says, at a place."""
+    """Turn an error into a fault at a place."""
     if isinstance(error, CorruptBlob):
         return Fault(what=what, why=error.why, fix=fix, **place)
     if isinstance(error, PenstockError):
@@ -202,7 +202,7 @@ class _Layouts:
 
 @dataclass(slots=True, kw_only=True)
 class _Looked:
-    """What was found in one journal, as of one state."""
+    """Findings in one journal, as of one state."""
 
     done: Verified = field(default_factory=Verified)
     named: set[str] = field(default_factory=set)
@@ -232,7 +232,7 @@ async def _verify_journal(
 
 
 async def _still(journals: Journals, name: str, state: JournalState) -> bool:
-    """Whether what a state names is named still: appends take nothing away."""
+    """True if everything that a state names is still named: appends take nothing away."""
     try:
         now = await journals.load(name)
     except MissingJournal:
@@ -287,7 +287,7 @@ class _Look:
     def _sequenced(self, records: Sequence[Record]) -> None:
         if self._done.faults:
             return
-        committed = Committed(self._name)
+        committed = CommitReader(self._name)
         for record in records:
             try:
                 committed.read(record)
@@ -355,12 +355,12 @@ def _compare(blobs: BlobStore, fragments: Sequence[Fragment], root: Column) -> i
     if isinstance(at, Blob):
         total = max(_row(fragment) + fragment.rows for fragment in fragments)
         if at.digest is None:
-            columns = row_schema(root).names  # whether it can be decoded is all that can be told
+            columns = row_schema(root).names  # decoding all of it is the only check
             size = sum(fragment.bytes for fragment in fragments)
         else:
             size = check_object(blobs, at)
         at = replace(at, row=0)
-    whole = Whole(at, total, size, fragments[0].schema)
+    whole = WholeRows(at, total, size, fragments[0].schema)
     stamps = [Stamps.of(rows) for rows in read_fragment(blobs, whole, root, columns=columns)]
     clocks = np.concatenate([each.clock for each in stamps])
     producers = np.concatenate([each.producer for each in stamps])

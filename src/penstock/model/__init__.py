@@ -1,1 +1,1 @@
-"""Pure values and their algebra: the meaning of everything, without IO, a clock or Spark."""
+"""Pure values and their algebra, without IO, a clock or Spark."""

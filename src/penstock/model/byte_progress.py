@@ -1,6 +1,6 @@
-"""How many bytes were read, and how many remain, as deltas that add up.
+"""Bytes read and bytes remaining, as deltas that add up.
 
-Offsets count rows, and people ask for bytes. A fragment's bytes are spread evenly over its rows;
+Offsets count rows, but people ask for bytes. A fragment's bytes are spread evenly over its rows;
 ACKs are rows without bytes.
 """
 
@@ -15,24 +15,24 @@ from msgspec.structs import replace
 def byte_position(
     offset: int, *, first_offset: int, rows: int, first_byte: int, size_bytes: int
 ) -> int:
-    """The byte at which the row at `offset` begins, in the fragment that holds it or ends there."""
+    """Return where the row at `offset` begins, in the fragment that holds it or ends there."""
     if not 0 <= offset - first_offset <= rows:
         raise ValueError(f"offset {offset} is not in the {rows} rows from {first_offset}")
     return first_byte + (offset - first_offset) * size_bytes // max(rows, 1)
 
 
 class ByteDeltas(NamedTuple):
-    """What changed since the last report: bytes read, and growth of the distance to the head."""
+    """Changes since the last report: bytes read, and growth of the distance to the head."""
 
     read: int
     behind: int
 
 
 class ByteProgress(Struct, frozen=True, kw_only=True, gc=False):
-    """Byte positions of a read and of its journal's head, now and when they were last reported.
+    """Byte positions of a read and of its journal's head, now and as last reported.
 
-    The deltas of successive reports sum to where the read is: reports may be late, but none is
-    lost, so a journal with nothing to say is simply left out of a report.
+    The deltas of successive reports sum to the position of the read. Reports may be late, but none
+    is lost, so a journal without changes is simply left out of a report.
     """
 
     read: int
@@ -42,15 +42,15 @@ class ByteProgress(Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def starting_at(cls, position: int) -> Self:
-        """A read that begins here, and knows of nothing further."""
+        """A read that begins here, with nothing known to follow."""
         return cls(read=position, head=position, reported_read=position, reported_head=position)
 
     def moved(self, *, read: int, head: int) -> ByteProgress:
-        """The same read, further on."""
+        """Return the same read at later positions."""
         return replace(self, read=read, head=head)
 
     def report(self) -> tuple[ByteDeltas, ByteProgress]:
-        """What to report, and the progress after reporting it."""
+        """Return the deltas to report, and the progress after reporting them."""
         behind, was_behind = self.head - self.read, self.reported_head - self.reported_read
         return (
             ByteDeltas(read=self.read - self.reported_read, behind=behind - was_behind),

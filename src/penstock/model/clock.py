@@ -1,4 +1,4 @@
-"""When a document was written, by whom, and what it means to its transaction.
+"""Clocks, producers and flags: when a document was written, by which writer, in what transaction.
 
 Every document carries a version 1 UUID that is three things at once:
 
@@ -8,8 +8,8 @@ Every document carries a version 1 UUID that is three things at once:
            clock bits 0..3, then 10 flag bits
 
 A **clock** counts 100 ns since 1582-10-15 in its upper 60 bits; its low 4 bits count documents
-within one such interval. Clocks of one producer in one journal only ever grow, and that alone
-makes duplicates recognisable; across producers they are wall time, good for ordering reads and for
+within one such interval. The clocks of one producer in one journal only ever grow, which is what
+makes duplicates recognizable. Across producers they are wall time: good for ordering reads, and for
 nothing else.
 
 Clocks and producers are plain integers, because they are compared by the million, live in Spark
@@ -27,13 +27,13 @@ from uuid import UUID
 from penstock.errors import PenstockError
 
 Clock = NewType("Clock", int)
-"""An instant, or a duration; 64 bits."""
+"""An instant or a duration, in 64 bits."""
 
 NEVER: Final = Clock(0)
 """Before every instant; no document may carry it."""
 
 CLOCK_MAX: Final = Clock((1 << 63) - 1)
-"""No upper bound. The greatest clock that fits a Spark `BIGINT`; the year is 3409."""
+"""Stands for "no upper bound": the greatest clock that fits a Spark `BIGINT`, in the year 3409."""
 
 _CLOCK_LIMIT: Final = 1 << 64
 _EPOCH: Final = 122_192_928_000_000_000  # 100 ns intervals from 1582-10-15 to 1970-01-01
@@ -43,19 +43,19 @@ _MICROSECOND: Final = 160
 
 def _checked(clock: int) -> Clock:
     if not 0 <= clock < _CLOCK_LIMIT:
-        raise ValueError(f"a clock has 64 bits, and {clock:#x} does not fit")
+        raise ValueError(f"clock {clock:#x} does not fit 64 bits")
     return Clock(clock)
 
 
 def from_unix(seconds: int, nanos: int = 0) -> Clock:
-    """The clock of an instant in Unix time, its counter zero."""
+    """Convert Unix time to a clock, with its counter at zero."""
     return _checked(((seconds * _INTERVALS_PER_SECOND + nanos // 100) + _EPOCH) << 4)
 
 
 def from_rfc3339(text: str) -> Clock:
-    """The first clock of a moment like 2026-01-31T08:00:00Z; raises `ValueError`, which says why.
+    """Return the first clock of a time such as 2026-01-31T08:00:00Z; raises `ValueError`.
 
-    What no clock can tell is before, or after, all of them.
+    A time out of range becomes `NEVER` or `CLOCK_MAX`.
     """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -72,39 +72,39 @@ UNIX_EPOCH: Final = from_unix(0)
 
 
 def to_unix(clock: Clock) -> tuple[int, int]:
-    """Seconds and nanoseconds of Unix time; the counter shows as steps of four nanoseconds.
+    """Convert to seconds and nanoseconds of Unix time; the counter becomes steps of 4 ns.
 
-    Clocks before 1970, zero among them, are at the epoch.
+    Clocks before 1970, including zero, map to the epoch.
     """
     seconds, intervals = divmod(max((clock >> 4) - _EPOCH, 0), _INTERVALS_PER_SECOND)
     return seconds, intervals * 100 + ((clock & 0xF) << 2)
 
 
 def duration(seconds: int, nanos: int = 0) -> Clock:
-    """A length of time, to be added to or compared with differences of clocks."""
+    """Return a length of time, to add to clocks or to compare with `elapsed`."""
     return _checked((seconds * _INTERVALS_PER_SECOND + nanos // 100) << 4)
 
 
-def update(clock: Clock, other: Clock) -> Clock:
-    """Catch up with `other`, usually the wall; a clock never goes back."""
+def catch_up(clock: Clock, other: Clock) -> Clock:
+    """Return the later of a clock and `other`, usually wall time: a clock never goes back."""
     return max(clock, other)
 
 
 def tick(clock: Clock) -> Clock:
-    """The next microsecond: strictly later, whatever the wall says."""
+    """Return the next microsecond: strictly later, whatever wall time says."""
     return _checked(clock + _MICROSECOND)
 
 
-def delta(later: Clock, earlier: Clock) -> Clock:
-    """How long after `earlier` it is at `later`; zero if it is not after it at all."""
+def elapsed(later: Clock, earlier: Clock) -> Clock:
+    """Return the time from `earlier` to `later`; zero if `later` is not later."""
     return Clock(max(later - earlier, 0))
 
 
 def rotate(clock: Clock) -> int:
-    """The r-clock: neighbouring clocks spread evenly over `[0, 2^32)`.
+    """Return the r-clock of a clock: neighboring clocks are spread evenly over `[0, 2^32)`.
 
-    The fastest moving bits become the highest, so shards that split this range share the documents
-    of any one moment.
+    The fastest-moving bits become the highest, so shards that split this range share the documents
+    of any moment. This is the definition; `shuffle.route` has the Spark expression.
     """
     bits = ((clock >> 4) ^ (clock & 0xF)) & 0xFFFFFFFF
     bits = (bits & 0x55555555) << 1 | (bits >> 1) & 0x55555555
@@ -115,10 +115,10 @@ def rotate(clock: Clock) -> int:
 
 
 class Producer(int):
-    """One incarnation of a writer: 48 bits, retired with its process, never used again.
+    """One incarnation of a writer: 48 bits, retired with its process and never reused.
 
-    An integer, so that it orders as its bytes do, here, in numpy and in Spark. The multicast bit is
-    always set: no network card has such an address, so no producer is mistaken for one.
+    An integer, so that it sorts as its bytes do in Python, numpy and Spark. The multicast bit is
+    always set: no network card has such an address, so a producer is never mistaken for one.
     """
 
     __slots__ = ()
@@ -127,28 +127,28 @@ class Producer(int):
 
     def __new__(cls, value: int) -> Self:
         if not 0 <= value < 1 << 48:
-            raise ValueError(f"a producer has 48 bits, and {value:#x} does not fit")
+            raise ValueError(f"producer {value:#x} does not fit 48 bits")
         if not value & cls.MULTICAST:
             raise ValueError(f"producer {value:012x} lacks the multicast bit")
         return super().__new__(cls, value)
 
     @classmethod
     def from_random(cls, entropy: bytes) -> Self:
-        """The producer of 6 random bytes, 47 bits of which count."""
+        """Make a producer of 6 random bytes, of which 47 bits count."""
         if len(entropy) != 6:
             raise ValueError(f"a producer is made of 6 random bytes, not {len(entropy)}")
         return cls(int.from_bytes(entropy, "big") | cls.MULTICAST)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text form: 12 lower-case hex digits."""
+        """Parse 12 lower-case hex digits."""
         if len(text) != 12 or not _HEX_DIGITS.issuperset(text):
             raise ValueError(f"a producer is 12 lower-case hex digits, not {text!r}")
         return cls(int(text, 16))
 
     @property
     def packed(self) -> bytes:
-        """The 6 bytes, as they end a document's UUID."""
+        """The 6 bytes that end a document's UUID."""
         return self.to_bytes(6, "big")
 
     def __str__(self) -> str:
@@ -162,36 +162,33 @@ _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 
 class Flag(enum.IntEnum):
-    """What a document is to its producer's transaction: the kind in the low two flag bits."""
+    """A document's role in its producer's transaction: the low two flag bits."""
 
     OUTSIDE_TXN = 0x0
-    """Is a transaction of its own."""
+    """A transaction of its own."""
     CONTINUE_TXN = 0x1
-    """Belongs to a transaction, and is pending until an ACK commits it."""
+    """Part of a transaction, pending until an ACK commits it."""
     ACK_TXN = 0x2
-    """Closes what its producer wrote to this journal; holds no data."""
+    """Closes what its producer wrote to this journal. Holds no data."""
 
 
 CONTROL: Final = 0x4
-"""Reserved for documents that steer readers; sequenced as OUTSIDE_TXN."""
-
-VALIDATED: Final = 0x8000
-"""In memory only: passed its schema. Outside the UUID's ten bits, so it cannot leak."""
+"""Reserved for documents that steer readers; they are sequenced as OUTSIDE_TXN."""
 
 FLAGS_MAX: Final = 0x3FF
 
 
 class InvalidDocumentId(PenstockError):
-    """A UUID that no publisher of Penstock can have written."""
+    """A UUID that no Penstock publisher can have written."""
 
 
-def kind(flags: int, where: str | None = None) -> Flag:
-    """The kind in a flag word, whatever its other bits say."""
+def kind_of(flags: int, where: str | None = None) -> Flag:
+    """Return the role in a flag word, whatever its other bits are."""
     if flags & 3 == 3:
         raise InvalidDocumentId(
             f"document flags {flags:#x} say both CONTINUE and ACK",
             where=where,
-            why="a document is outside of transactions, part of one, or closes one",
+            why="a document is outside any transaction, part of one, or closes one",
             fix="find what wrote this document; its journal cannot be sequenced past it",
         )
     return Flag(flags & 3)
@@ -208,7 +205,7 @@ class DocumentId:
     def __post_init__(self) -> None:
         _checked(self.clock)
         if not 0 <= self.flags <= FLAGS_MAX:
-            raise ValueError(f"document flags have 10 bits, and {self.flags:#x} does not fit")
+            raise ValueError(f"document flags {self.flags:#x} do not fit 10 bits")
 
     @property
     def uuid(self) -> UUID:
@@ -224,7 +221,7 @@ class DocumentId:
 
     @classmethod
     def parse(cls, text: str | UUID, where: str | None = None) -> Self:
-        """Read a document's UUID; if it is bad, the error says `where`: the journal and offset."""
+        """Parse a document's UUID. `where`, the journal and offset, is for the error."""
         try:
             value = text if isinstance(text, UUID) else UUID(text)
         except ValueError as error:
@@ -242,7 +239,7 @@ class DocumentId:
             producer = Producer(value.node)
         except ValueError as error:
             raise InvalidDocumentId(
-                f"document id {value} was made by no publisher", where=where, why=str(error)
+                f"document id {value} was not made by a publisher", where=where, why=str(error)
             ) from None
         bits = value.int
         clock = (bits >> 64 & 0xFFF) << 52 | (bits >> 80 & 0xFFFF) << 36 | (bits >> 96) << 4

@@ -1,14 +1,14 @@
-"""How documents of a shape are laid out as columns (catalog rules T-1 to T-18).
+"""The column layout of documents of a shape.
 
-Typed wherever the shape names one type; JSON text for the sub-trees where it does not. The layout
-is decided here, without Spark or Arrow, because three places must agree on it to the bit: the
-types, the conversion of documents, and the expressions over stored columns.
+A column is typed wherever the shape names one type, and JSON text for sub-trees where it does not.
+The layout is decided here, without Spark or Arrow, because three places must agree on it exactly:
+the types, the conversion of documents, and the expressions over stored columns.
 
 Missing is not null. A column's NULL means *missing*, except where a location is always present and
-may be null. A location that is both optional and nullable is listed, by its position among the
-members of its object, in a hidden member `_n` when it is null. Members that an open object has and
-the schema does not name are kept, as JSON text by name, in a hidden member `_x`. JSON text columns
-need neither: there, null is the text `null`.
+may be null. When a location that is both optional and nullable is null, a hidden member `_n` of its
+object lists its position among the members. Members of an open object that the schema does not name
+are kept, as JSON text by name, in a hidden member `_x`. JSON text columns need neither: there, null
+is the text `null`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from decimal import Decimal
 from typing import TypeGuard
 
 from penstock.model import pointer
-from penstock.model.explain import Problem
 from penstock.model.json_order import Json
 from penstock.model.shape import Number, Redact, Shape
+from penstock.model.violations import Problem
 
 DEPTH_MAX = 16
 LEAVES_MAX = 2_000
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 DIGITS_MAX = 38
-"""What a DECIMAL holds, in Spark and in Arrow."""
+"""Digits of a DECIMAL, in Spark and in Arrow."""
 DOUBLE_END = 2**1024 - 2**970
-"""The least integer that rounds to infinity as a double."""
+"""The smallest integer that rounds to infinity as a double."""
 
 
 class Kind(enum.Enum):
-    """What a column physically is."""
+    """The physical type of a column."""
 
     BOOLEAN = "boolean"
     LONG = "bigint"
@@ -53,20 +53,20 @@ class Column:
 
     kind: Kind
     nullable: bool = False
-    """Whether the JSON value may be null; a column's NULL is another matter, see `Member`."""
+    """True if the JSON value may be null. That is not a column's NULL: see `Member`."""
     precision: int = 0
     scale: int = 0
     logical: str | None = None
-    """What the text of a string stands for: its format, or its content encoding."""
+    """The format, or content encoding, of a string."""
     redact: Redact | None = None
     members: tuple[Member, ...] = ()
-    """Of a STRUCT, every named member in name order. Their indices are the positions of `_n`."""
+    """Of a STRUCT: every named member, in name order. `_n` refers to their positions."""
     nulls: str | None = None
-    """Of a STRUCT, the name of its hidden `_n`, if some member needs it."""
+    """Of a STRUCT: the name of its hidden `_n`, if a member needs it."""
     extra: str | None = None
-    """Of a STRUCT, the name of its hidden `_x`, if the object is open."""
+    """Of a STRUCT: the name of its hidden `_x`, if the object is open."""
     element: Column | None = None
-    """Of an ARRAY its items, of a MAP its values."""
+    """Of an ARRAY: its items. Of a MAP: its values."""
 
     @property
     def item(self) -> Column:
@@ -78,7 +78,7 @@ class Column:
 class Member:
     """A named member of a STRUCT.
 
-    `column` None is a member that is never stored: it is null whenever it is there, or it never is.
+    A member with `column` None is never stored: it is null whenever present, or never present.
     """
 
     name: str
@@ -88,13 +88,13 @@ class Member:
 
     @property
     def listed(self) -> bool:
-        """Whether an explicit null must be told from absence by the object's `_n`."""
+        """True if the object's `_n` must distinguish an explicit null from absence."""
         json = self.column is not None and self.column.kind is Kind.JSON
         return self.nullable and not self.required and not json
 
 
 def columns(shape: Shape) -> Column:
-    """The layout of whole documents. The root is a STRUCT, whatever little is known of it."""
+    """Return the layout of whole documents. The root is always a STRUCT."""
     root = _object(shape, 0, root=True)
     while _leaves(root) > LEAVES_MAX and (widest := _widest(root)) is not None:
         root = _fold(root, widest)
@@ -102,14 +102,14 @@ def columns(shape: Shape) -> Column:
 
 
 def check_columns(shape: Shape) -> list[Problem]:
-    """Warnings and errors about the layout."""
+    """Return warnings and errors about the layout."""
     whole = _object(shape, 0, root=True)
     if not whole.members and whole.extra is None:
         return [
             Problem(
                 code="E-SPARK-TYPE",
                 pointer="",
-                message="no Spark type fits: documents can have no member at all",
+                message="no Spark type fits: documents cannot have any member",
                 hint="name the members in properties, or allow additionalProperties",
             )
         ]
@@ -121,7 +121,7 @@ def check_columns(shape: Shape) -> list[Problem]:
             Problem(
                 code="W-WIDE",
                 pointer="",
-                message=f"{leaves} columns are more than {LEAVES_MAX}"
+                message=f"{leaves} columns exceed the limit of {LEAVES_MAX}"
                 + (f": {where} is kept as JSON text" if widest else ""),
                 hint="describe fewer members, or leave some to additionalProperties",
             )
@@ -133,7 +133,7 @@ def check_columns(shape: Shape) -> list[Problem]:
 
 
 def _column(shape: Shape, depth: int) -> Column:
-    """The layout of one location below the root."""
+    """Return the layout of one location below the root."""
     kinds = shape.not_null
     if depth > DEPTH_MAX or len(kinds) != 1:
         return _json(shape)
@@ -175,7 +175,7 @@ def _integer(shape: Shape) -> Column:
 
 
 def _number(shape: Shape) -> Column:
-    """DOUBLE, unless `multipleOf` and bounds say how many decimal digits are enough."""
+    """DOUBLE, unless `multipleOf` and bounds limit the decimal digits."""
     low, high, step = shape.numbers.minimum, shape.numbers.maximum, shape.numbers.multiple_of
     wanted = shape.extensions.get("x-penstock-type") != "double"
     if wanted and low is not None and high is not None and step is not None and step <= 0.1:
@@ -218,7 +218,7 @@ def _object(shape: Shape, depth: int, *, root: bool = False) -> Column:
 
 
 def _map(shape: Shape, depth: int) -> Column:
-    """An object without named members: a MAP if all of them are of one known shape."""
+    """An object without named members: a MAP if all its members share one known shape."""
     additional = shape.objects.additional
     if additional is None:
         return _json(shape)  # anything goes
@@ -230,7 +230,7 @@ def _map(shape: Shape, depth: int) -> Column:
 
 
 def _hidden(name: str, taken: set[str]) -> str:
-    """A name for a hidden member; it yields to members of that name by growing underscores."""
+    """Name a hidden member, adding underscores until no member has that name."""
     while name in taken:
         name = f"_{name}"
     return name
@@ -243,27 +243,29 @@ def _leaves(column: Column) -> int:
 
 
 def _widest(root: Column) -> tuple[str, ...] | None:
-    """The path to the object with the most members below the root, the deeper one of equals."""
+    """Return the path to the object with the most members below the root; of equals, the deeper."""
     found = [
         (len(column.members), len(path), path)
-        for path, column in walk(root)
+        for path, column in walk_columns(root)
         if path and column.kind is Kind.STRUCT
     ]
     return max(found)[2] if found else None
 
 
-def walk(column: Column, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Column]]:
-    """A column and every column inside of it; items and map values are the step `*`."""
+def walk_columns(
+    column: Column, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Column]]:
+    """Yield a column and every column inside it; the path step of items and map values is `*`."""
     yield path, column
     for member in column.members:
         if member.column is not None:
-            yield from walk(member.column, (*path, member.name))
+            yield from walk_columns(member.column, (*path, member.name))
     if column.element is not None:
-        yield from walk(column.element, (*path, "*"))
+        yield from walk_columns(column.element, (*path, "*"))
 
 
 def _fold(column: Column, path: tuple[str, ...]) -> Column:
-    """The same layout with JSON text at `path`."""
+    """Return the same layout with JSON text at `path`."""
     if not path:
         return Column(kind=Kind.JSON, nullable=column.nullable, redact=column.redact)
     step, *rest = path
@@ -280,9 +282,10 @@ def _fold(column: Column, path: tuple[str, ...]) -> Column:
 
 
 def as_stored(value: Json, column: Column) -> Json:
-    """The value with its numbers as the columns keep them: 1e17 an integer, 2**60 + 1 a double.
+    """Return the value with its numbers as columns keep them: 1e17 an integer, 2**60 + 1 a double.
 
-    Equal to `value` as JSON Schema compares, unless a double cannot hold an integer exactly.
+    The result equals `value` as JSON Schema compares, unless a double cannot hold an integer
+    exactly. This is the definition that storing and reading back is tested against.
     """
     match column.kind:
         case Kind.LONG | Kind.DECIMAL if isinstance(value, float) and value.is_integer():
@@ -301,9 +304,9 @@ def as_stored(value: Json, column: Column) -> Json:
 
 
 def unstorable(value: Json, column: Column) -> tuple[str, str] | None:
-    """The first location of a valid document that its column cannot hold, and why.
+    """Return the first location of a valid document that its column cannot hold, and why.
 
-    Only numbers can be at fault: JSON does not limit them, columns do.
+    Only numbers can fail: JSON does not limit them, columns do.
     """
     return _unstorable(value, column, "")
 

@@ -1,7 +1,7 @@
-"""Which commits are accounted for already, so that nothing waits for what will never be read again.
+"""Which commits are already accounted for, so that no read waits for what it will never meet again.
 
-A hint may name a commit that was read long ago, by a producer that was since forgotten, or in
-content that was removed before it could be read. Three authorities tell:
+A hint may name a commit that was read long ago, that a since forgotten producer made, or that was
+removed before it could be read. Three authorities decide:
 
     authority    fed by                                  covers clocks          of
     ledger       promoted checkpoints, and the one       at or below it         commits and hints
@@ -11,8 +11,8 @@ content that was removed before it could be read. Three authorities tell:
                  binding
     gap floor    reads that found content removed        below it               hints
 
-The ledger is kept per journal. A commit that is complete in one journal of a cohort is not for that
-reason complete in the others: they may be read at another pace.
+The ledger is kept per journal, because a commit that is complete in one journal of a cohort may not
+be complete in the others: they may be read at another pace.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer, delta, duration
+from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer, duration
 from penstock.model.frontier import EMPTY, Frontier, greatest_floors
-from penstock.model.frontier_table import Column, Mask, Table, column
+from penstock.model.frontier_table import Int64s, Mask, Table, column
 from penstock.model.producer_frontier import OBSERVED_FLOOR
 
 STALENESS_HORIZON: Final = duration(48 * 3600)
-"""How far behind a producer may fall before it is forgotten, and its hints with it.
+"""How far a producer may fall behind before it is forgotten, and its hints with it.
 
-One constant for both: whatever forgets a producer makes its hints unresolvable.
+Both use one constant, because forgetting a producer makes its hints unresolvable.
 """
 
 GAP_MARGIN: Final = duration(10 * 60)
-"""How far writers' clocks may differ, when removed content is bounded by a clock that remains."""
+"""How far writers' clocks may differ where a remaining clock bounds removed content."""
 
 
 def gap_floor(first_clock: Clock) -> Clock:
-    """The floor of a read that had to begin late, at a document of this clock."""
+    """Return the gap floor of a read that had to begin late, at a document of this clock."""
     return min(Clock(first_clock + GAP_MARGIN), CLOCK_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What was promoted so far. It only grows."""
+    """Everything promoted so far. It only grows."""
 
     ledger: Frontier
-    """The last commit of each entry; no hints, offsets or bytes."""
+    """The last commit of each entry, without hints, offsets or bytes."""
     newest: Mapping[int, Clock]
     gap_floors: Mapping[int, Clock]
 
     @classmethod
     def of(cls, checkpoint: Frontier) -> Completed:
-        """Everything that a task resumes from counts as promoted."""
+        """Start from a checkpoint: all that a task resumes from counts as promoted."""
         nothing = cls(ledger=EMPTY, newest={}, gap_floors={})
         return nothing.update(checkpoint).raise_floors(checkpoint.gap_floors)
 
@@ -70,24 +70,8 @@ class Completed:
         return replace(self, ledger=self.ledger.reduce(_commits_of(table)), newest=newest)
 
     def raise_floors(self, floors: Mapping[int, Clock]) -> Completed:
-        """Account for gaps that reads have found."""
+        """Account for gaps that reads found."""
         return replace(self, gap_floors=greatest_floors(self.gap_floors, floors))
-
-    def clock(self, journal: str, binding: int, producer: Producer) -> Clock:
-        """The commit through which this producer is accounted for; zero if it is unknown."""
-        at_key = self.ledger.table.find(((journal, binding),))
-        if at_key[0] < 0:
-            return NEVER
-        at, found = self.ledger.table.locate(at_key, np.array([producer], np.int64))
-        return Clock(int(self.ledger.table.last_commit[at[0]])) if found[0] else NEVER
-
-    def is_stale(self, binding: int, clock: Clock) -> bool:
-        """Whether a clock is so far behind that its producer may have been forgotten."""
-        return delta(self.newest.get(binding, NEVER), clock) >= STALENESS_HORIZON
-
-    def is_below_gap_floor(self, binding: int, clock: Clock) -> bool:
-        """Whether a clock may lie in content that was removed."""
-        return clock < self.gap_floors.get(binding, NEVER)
 
 
 def _commits_of(table: Table) -> Frontier:
@@ -97,31 +81,31 @@ def _commits_of(table: Table) -> Frontier:
 
 
 class _Authorities(NamedTuple):
-    """What `completed` says of each row of a table; clocks of its ledger, and masks for `clock`."""
+    """The authorities for each row of a table: ledger clocks, and masks for a clock column."""
 
     table: Table
     completed: Completed
 
-    def ledger(self) -> Column:
+    def ledger(self) -> Int64s:
         known = np.zeros(len(self.table.producer), np.int64)
         theirs, mine = self.completed.ledger.table.join(self.table)
         known[mine] = self.completed.ledger.table.last_commit[theirs]
         return known
 
-    def stale(self, clock: Column) -> Mask:
+    def stale(self, clock: Int64s) -> Mask:
         return self._of_binding(self.completed.newest) - clock >= STALENESS_HORIZON
 
-    def below_gap_floor(self, clock: Column) -> Mask:
+    def below_gap_floor(self, clock: Int64s) -> Mask:
         return clock < self._of_binding(self.completed.gap_floors)
 
-    def _of_binding(self, clocks: Mapping[int, Clock]) -> Column:
+    def _of_binding(self, clocks: Mapping[int, Clock]) -> Int64s:
         bindings = (binding for _, binding in self.table.keys)
         per_key = column((clocks.get(binding, NEVER) for binding in bindings), len(self.table.keys))
         return self.table.spread(per_key)
 
 
 class Pruned(NamedTuple):
-    """A frontier after `prune_hints`, and how many hints each authority discharged."""
+    """A frontier after `prune_hints`, and the number of hints that each authority discharged."""
 
     frontier: Frontier
     by_ledger: int
@@ -130,7 +114,7 @@ class Pruned(NamedTuple):
 
 
 def prune_hints(frontier: Frontier, completed: Completed) -> Pruned:
-    """Clear the unresolved hints that are accounted for, by the first authority that says so.
+    """Clear the unresolved hints that are accounted for, by the first authority that covers them.
 
     An entry without a commit is dropped with its hint, and a journal with its last entry.
     """
@@ -157,7 +141,7 @@ def prune_hints(frontier: Frontier, completed: Completed) -> Pruned:
 
 
 class Progress(enum.Enum):
-    """What an unaccounted entry brings."""
+    """What an unaccounted entry would add."""
 
     COMMIT = "commit"
     HINT = "hint"
@@ -165,7 +149,7 @@ class Progress(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unaccounted:
-    """The first thing in a delta that a pending checkpoint does not commit to."""
+    """The first entry of a delta that a pending checkpoint does not commit to."""
 
     journal: str
     binding: int
@@ -178,10 +162,10 @@ class Unaccounted:
 def first_unaccounted(
     pending: Frontier, delta: Frontier, completed: Completed
 ) -> Unaccounted | None:
-    """What, if anything, in `delta` goes beyond the boundary that `pending` already commits to.
+    """Return the first entry of `delta` beyond the boundary that `pending` commits to, if any.
 
-    With nothing, folding the delta in may only improve offsets and resolve hints: the pending
-    checkpoint comes closer and does not grow.
+    If there is none, folding the delta in only improves offsets and resolves hints: the pending
+    checkpoint comes closer to completion and does not grow.
     """
     table = delta.table
     says = _Authorities(table, completed)

@@ -1,4 +1,4 @@
-"""The drafts of JSON Schema, as far as their keywords differ.
+"""The drafts of JSON Schema, where their keywords differ.
 
 A schema without `$schema` is read as draft 2019-09: `items` may be an array, and keywords beside a
 `$ref` count.
@@ -17,7 +17,7 @@ Schema: TypeAlias = Mapping[str, Any] | bool
 
 
 class Draft(enum.IntEnum):
-    """A draft, ordered by age."""
+    """A draft; later ones compare greater."""
 
     DRAFT_4 = 4
     DRAFT_6 = 6
@@ -27,7 +27,7 @@ class Draft(enum.IntEnum):
 
     @classmethod
     def of(cls, schema: Schema) -> Draft:
-        """The draft that `$schema` names; 2019-09 if it is absent or unknown."""
+        """Return the draft that `$schema` names; 2019-09 if it is absent or unknown."""
         uri = schema.get("$schema") if isinstance(schema, Mapping) else None
         return _BY_URI.get(_bare(uri), cls.DRAFT_2019_09)
 
@@ -37,7 +37,7 @@ class Draft(enum.IntEnum):
 
     @property
     def meta_validator(self) -> jsonschema_rs.Validator:
-        """Judges schemas of this draft."""
+        """Validates schemas of this draft."""
         return _meta_validator(self)
 
     @property
@@ -69,7 +69,7 @@ class Draft(enum.IntEnum):
 
     @property
     def dynamic_refs(self) -> frozenset[str]:
-        """References whose target depends on who asks."""
+        """References whose target depends on the path taken to them."""
         if self is Draft.DRAFT_2020_12:
             return frozenset({"$dynamicRef"})
         return frozenset({"$recursiveRef"} if self is Draft.DRAFT_2019_09 else ())
@@ -85,7 +85,7 @@ class Draft(enum.IntEnum):
         )
 
     def item_keywords(self, schema: Mapping[str, Any]) -> tuple[str, str]:
-        """The keyword that holds the first items by position ("" if none), and that of the rest."""
+        """Return the keywords of the first items by position ("" if none), and of the rest."""
         if self is Draft.DRAFT_2020_12:
             return ("prefixItems" if "prefixItems" in schema else ""), "items"
         return (
@@ -93,8 +93,8 @@ class Draft(enum.IntEnum):
         )
 
 
-def is_known(uri: object) -> bool:
-    """Whether a `$schema` names one of the drafts."""
+def is_known_draft(uri: object) -> bool:
+    """True if a `$schema` names one of the drafts."""
     return _bare(uri) in _BY_URI
 
 

@@ -1,9 +1,9 @@
-"""How far a task has read its journals, producer by producer, and what it must still wait for.
+"""Frontiers: how far a task has read, per journal and producer, and what it must still wait for.
 
-A **delta** frontier is what progressed; a **cumulative** one is the reduction of all deltas, and is
-what a task persists and resumes from.
+A **delta** frontier holds what progressed. A **cumulative** one is the reduction of all deltas: a
+task persists it, and resumes from it.
 
-The frontier invariant, for each (journal, binding) of a cumulative frontier:
+The frontier invariant holds for each (journal, binding) of a cumulative frontier:
 
 1. Its entries describe one continuous read, through at least the *cut floor* M, the greatest
    `abs(offset)` among them.
@@ -11,11 +11,11 @@ The frontier invariant, for each (journal, binding) of a cumulative frontier:
    open at the cut is carried as a positive offset.
 
 So resuming at M loses nothing: what is read again is a duplicate, and open spans are found by
-replay. It holds for the empty frontier and is kept by reducing the next delta of a continuous read,
-provided the delta has *every* producer that was heard of since the one before, open ones included.
+replay. The invariant holds for the empty frontier, and reducing the next delta of a continuous read
+keeps it, provided the delta has *every* producer met since the previous one, open ones included.
 
-A **hint** is news from another journal: this producer commits here too, at this clock. A frontier
-with unresolved hints shows half of some transaction and must not be committed alone.
+A **hint** comes from another journal and says: this producer commits here too, at this clock. A
+frontier with unresolved hints covers part of some transaction, and must not be committed alone.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ DESCRIBED_MAX: Final = 20
 
 
 class JournalFrontier(Struct, frozen=True, kw_only=True, gc=False):
-    """The producers of one journal as one binding has read it; sorted and unique by producer.
+    """The producers of one journal as one binding has read it, sorted and unique by producer.
 
-    The byte deltas say how much was read, and by how much the distance to the journal's head grew,
-    since the last report. They add up, so a delta must never be reduced twice.
+    The byte deltas are the bytes read, and the growth of the distance to the journal's head, since
+    the last report. They add up, so a delta must never be reduced twice.
     """
 
     journal: str
@@ -56,29 +56,29 @@ class JournalFrontier(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def cut_floor(self) -> int:
-        """The offset through which, at least, the journal was read; reading resumes there."""
+        """The offset that the journal was read to, at least; reading resumes there."""
         return max((abs(entry.offset) for entry in self.producers), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class Frontier:
-    """A sorted map of (journal, binding) to producer entries. A value: operations make another.
+    """A sorted map of (journal, binding) to producer entries. Operations return a new one.
 
-    Built by `of` from values, or by a decoder; iterating gives values back. In between, it is
-    columns (`frontier_table.py`).
+    `of` builds it from values, and iterating gives values back. In between it is columns
+    (`frontier_table.py`).
     """
 
     table: Table
     flushed_lsn: tuple[int, ...] = ()
-    """Per shard, how far its log must be read; empty if nothing is known."""
+    """Per shard, how far its log must be read; empty if unknown."""
     gap_floors: Mapping[int, Clock] = field(default_factory=dict)
-    """Per binding, the clock below which content may have been removed before it was read."""
+    """Per binding, the clock below which content may have been removed unread."""
     unresolved_hints: int = field(init=False)
-    """How many entries have a hinted commit above their last commit. Exact, always."""
+    """Number of entries whose hinted commit is above their last commit. Always exact."""
 
     def __post_init__(self) -> None:
         if not all(0 <= lsn <= OFFSET_MAX for lsn in self.flushed_lsn):
-            raise InvalidFrontier(f"flushed LSNs {self.flushed_lsn} are not all within 64 bits")
+            raise InvalidFrontier(f"flushed LSNs {self.flushed_lsn} do not all fit 64 bits")
         for binding, floor in self.gap_floors.items():
             if not (0 <= binding <= BINDING_MAX and 0 <= floor <= CLOCK_MAX):
                 raise InvalidFrontier(f"binding {binding} cannot have a gap floor of {floor:#x}")
@@ -93,7 +93,7 @@ class Frontier:
         flushed_lsn: tuple[int, ...] = (),
         gap_floors: Mapping[int, Clock] | None = None,
     ) -> Self:
-        """The frontier of journals, which must be sorted and unique, as their producers must."""
+        """Build from journals. They must be sorted and unique, and so must their producers."""
         return cls(
             table=_table_of(tuple(journals)),
             flushed_lsn=flushed_lsn,
@@ -102,7 +102,7 @@ class Frontier:
 
     @classmethod
     def gather(cls, reads: Iterable[JournalFrontier]) -> Self:
-        """The delta of what reads have to report, in any order; those with nothing are left out."""
+        """Build a delta from reports in any order; those without producers are left out."""
         return cls.of(
             sorted(
                 (
@@ -120,7 +120,7 @@ class Frontier:
         return self._journals(0, len(self.table.keys))
 
     def __len__(self) -> int:
-        """How many (journal, binding) pairs there are; an empty frontier is false."""
+        """Number of (journal, binding) pairs, so that an empty frontier is false."""
         return len(self.table.keys)
 
     def __eq__(self, other: object) -> bool:
@@ -141,7 +141,7 @@ class Frontier:
         )
 
     def find(self, journal: str, binding: int) -> JournalFrontier | None:
-        """The entries of one (journal, binding), if there are any."""
+        """Return the entries of one (journal, binding), if any."""
         at = int(self.table.find(((journal, binding),))[0])
         return None if at < 0 else next(self._journals(at, at + 1))
 
@@ -155,7 +155,7 @@ class Frontier:
         return total
 
     def _journals(self, begin: int, end: int) -> Iterator[JournalFrontier]:
-        """The journals from one to another. Columns become numbers of Python once for all."""
+        """Yield a range of journals. Each column is converted to Python numbers once."""
         table = self.table
         starts = table.starts[begin : end + 1].tolist()
         rows = slice(starts[0], starts[-1])
@@ -194,8 +194,8 @@ class Frontier:
     def reduce(self, other: Frontier) -> Frontier:
         """Fold another frontier into this one; neither operand changes.
 
-        Commutative and associative, with the empty frontier as identity. Entries also join with
-        themselves unchanged, so a delta that comes late costs nothing; byte deltas are sums.
+        Commutative and associative, with the empty frontier as identity. An entry joined with
+        itself is unchanged, so a late delta does no harm; byte deltas are summed.
         """
         return Frontier(
             table=self.table.merge(other.table),
@@ -203,40 +203,13 @@ class Frontier:
             gap_floors=greatest_floors(self.gap_floors, other.gap_floors),
         )
 
-    def since(self, base: Frontier) -> Frontier:
-        """The least delta that takes `base` to this frontier, which must have come from it."""
-        mine, theirs = self.table.join(base.table)
-        same = np.ones(len(mine), np.bool_)
-        for now, then in (
-            (self.table.last_commit, base.table.last_commit),
-            (self.table.hinted_commit, base.table.hinted_commit),
-            (self.table.offset, base.table.offset),
-        ):
-            same &= now[mine] == then[theirs]
-        changed = np.ones(len(self.table.producer), np.bool_)
-        changed[mine[same]] = False
-
-        bytes_read, bytes_behind = self.table.bytes_read.copy(), self.table.bytes_behind.copy()
-        places = self.table.find(base.table.keys)
-        if (places < 0).any():
-            raise ValueError("a frontier that lacks journals of another did not come from it")
-        bytes_read[places] -= base.table.bytes_read
-        bytes_behind[places] -= base.table.bytes_behind
-        is_new = np.ones(len(self), np.bool_)
-        is_new[places] = False
-        rows_changed = np.zeros(len(self), np.bool_)
-        rows_changed[self.table.key_of(np.flatnonzero(changed))] = True
-        table = replace(self.table, bytes_read=bytes_read, bytes_behind=bytes_behind)
-        keep = is_new | rows_changed | (bytes_read != 0) | (bytes_behind != 0)
-        return replace(self, table=table.take(changed, keep))
-
     # Hints
 
     def resolve_hints(self, other: Frontier) -> Resolved:
-        """Advance entries with an unresolved hint by commits that `other` has read.
+        """Advance entries with an unresolved hint by the commits that `other` has read.
 
-        Nothing else of `other` is taken: not beyond the hint, which is where this frontier ends,
-        and not its offset, because this frontier's cut has not moved.
+        Nothing else of `other` is taken: nothing beyond the hint, which is where this frontier
+        ends, and not the offset, because this frontier's cut has not moved.
         """
         table = self.table
         mine, theirs = table.join(other.table)
@@ -256,25 +229,25 @@ class Frontier:
         )
 
     def project_unresolved_hints(self) -> Frontier:
-        """Only what is still to be waited for; nothing that was read, or is to be read in logs."""
+        """Keep only unresolved hints: nothing that was read, or that logs hold."""
         table = self.table
         waiting = table.take(table.hinted_commit > table.last_commit)
         return Frontier(table=waiting.without_bytes(), gap_floors=self.gap_floors)
 
     def clear_discharged_hints(self) -> Frontier:
-        """Forget hints above the last commit: a checkpoint was resolved without them.
+        """Forget hints above the last commit, once a checkpoint was resolved without them.
 
-        Peeks may have carried hints that were later pruned instead of resolved.
+        A peek may have carried hints that were later pruned instead of resolved.
         """
         table = self.table
         hints = np.where(table.hinted_commit > table.last_commit, 0, table.hinted_commit)
         return replace(self, table=replace(table, hinted_commit=hints))
 
     def describe_unresolved(self) -> str:
-        """A line for each entry that waits for a hinted commit, the first 20 of them."""
+        """Describe the first 20 entries that wait for a hinted commit, one line each."""
         lines = [
             f"journal {read.journal}, binding {read.binding}: producer {entry.producer} "
-            f"is at {entry.last_commit:#x}, and {entry.hinted_commit:#x} was hinted"
+            f"is at {entry.last_commit:#x}, waiting for the hinted {entry.hinted_commit:#x}"
             for read in replace(self, table=self._first_unresolved())
             for entry in read.producers
         ]
@@ -290,7 +263,7 @@ class Frontier:
     # Parts
 
     def retain_bindings(self, wanted: Callable[[int], bool]) -> Frontier:
-        """Only the journals and gap floors of the bindings that are wanted."""
+        """Keep only the journals and gap floors of the wanted bindings."""
         table = self.table
         keys = np.fromiter((wanted(binding) for _, binding in table.keys), np.bool_, len(self))
         rows = np.repeat(keys, table.counts)
@@ -298,12 +271,12 @@ class Frontier:
         return replace(self, table=table.take(rows, keys), gap_floors=floors)
 
     def without_bytes(self) -> Frontier:
-        """The same progress, with byte deltas that were, or will be, reported elsewhere."""
+        """Return the same progress without byte deltas, which are reported elsewhere."""
         return replace(self, table=self.table.without_bytes())
 
 
 class Resolved(NamedTuple):
-    """A frontier after `resolve_hints`; what moved, and what of that reached its hint."""
+    """A frontier after `resolve_hints`, and the entries that advanced or reached their hint."""
 
     frontier: Frontier
     advanced: int
@@ -337,7 +310,7 @@ def _greatest_of_each(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]
 
 
 def greatest_floors(a: Mapping[int, Clock], b: Mapping[int, Clock]) -> dict[int, Clock]:
-    """The higher gap floor of each binding; floors only rise."""
+    """Return the higher gap floor of each binding: floors only rise."""
     return {binding: max(a.get(binding, NEVER), b.get(binding, NEVER)) for binding in (*a, *b)}
 
 

@@ -1,9 +1,9 @@
-"""The rows of a frontier as sorted columns: what makes 100,000 producers cost milliseconds.
+"""A frontier as sorted numpy columns, so that 100,000 producers cost milliseconds.
 
 A frontier is a map (journal, binding, producer) → (last commit, hinted commit, offset). Here it is
-four parallel columns, sorted by that key, cut into one stretch per (journal, binding). Every
+four parallel columns, sorted by that key, with one range of rows per (journal, binding). Every
 operation is a handful of numpy calls over whole columns, or over the few rows that a small table
-meets in a large one; none is a loop over producers. What the columns *mean* is in `frontier.py`.
+shares with a large one; none loops over producers. `frontier.py` says what the columns mean.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from penstock.errors import PenstockError
 from penstock.model.clock import CLOCK_MAX, Producer
 from penstock.model.producer_frontier import OFFSET_MAX
 
-Column = npt.NDArray[np.int64]
+Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Key = tuple[str, int]
-"""Journal name and binding. Python orders text by code point, as UTF-8 bytes order."""
+"""Journal name and binding. Python sorts text by code point, which is the order of its UTF-8."""
 
 BINDING_MAX: Final = (1 << 16) - 1
 
-# A producer has 48 bits, so a block of this many journals and a producer share one 64-bit integer.
+# A producer has 48 bits: the index into a block of this many journals fits beside it in 64.
 _BLOCK: Final = 1 << 15
 
 
 class InvalidFrontier(PenstockError):
-    """Rows that are no frontier: out of order, repeated, or with values that cannot be."""
+    """Rows that are not a frontier: out of order, repeated, or with values out of range."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Table:
-    """Sorted, unique rows. Columns are read-only once a table holds them, so tables share them."""
+    """Sorted, unique rows. Columns are read-only once in a table, so tables share them."""
 
     keys: tuple[Key, ...]
-    starts: Column
-    """The rows of `keys[i]` are `starts[i]:starts[i + 1]`; one longer than `keys`."""
-    bytes_read: Column
-    bytes_behind: Column
-    producer: Column
-    last_commit: Column
-    hinted_commit: Column
-    offset: Column
+    starts: Int64s
+    """The rows of `keys[i]` are `starts[i]:starts[i + 1]`. One longer than `keys`."""
+    bytes_read: Int64s
+    bytes_behind: Int64s
+    producer: Int64s
+    last_commit: Int64s
+    hinted_commit: Int64s
+    offset: Int64s
 
     def __post_init__(self) -> None:
         for held in self._columns():
@@ -64,7 +64,7 @@ class Table:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _columns(self) -> Iterator[Column]:
+    def _columns(self) -> Iterator[Int64s]:
         yield self.starts
         yield self.bytes_read
         yield self.bytes_behind
@@ -74,24 +74,24 @@ class Table:
         yield self.offset
 
     @property
-    def counts(self) -> Column:
-        """How many rows each key has."""
+    def counts(self) -> Int64s:
+        """Number of rows of each key."""
         return np.diff(self.starts)
 
-    def spread(self, per_key: Column) -> Column:
-        """Repeat a value of each key for each of its rows."""
+    def spread(self, per_key: Int64s) -> Int64s:
+        """Repeat each key's value for each of its rows."""
         return np.repeat(per_key, self.counts)
 
-    def bindings(self) -> Column:
+    def bindings(self) -> Int64s:
         """The binding of each key."""
         return column((binding for _, binding in self.keys), len(self.keys))
 
-    def key_of(self, rows: Column) -> Column:
-        """The position of the key that each of the rows belongs to."""
+    def key_of(self, rows: Int64s) -> Int64s:
+        """Return the position of each row's key."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
-    def greatest(self, per_row: Column) -> Column:
-        """The greatest value among the rows of each key; zero where a key has none."""
+    def greatest(self, per_row: Int64s) -> Int64s:
+        """Return the greatest value among the rows of each key; zero for a key without rows."""
         found = np.zeros(len(self.keys), np.int64)
         filled = self.counts > 0
         if filled.any():
@@ -100,8 +100,8 @@ class Table:
 
     # Finding
 
-    def find(self, keys: Sequence[Key]) -> Column:
-        """The position of each of the sorted `keys` in this table, or -1."""
+    def find(self, keys: Sequence[Key]) -> Int64s:
+        """Return the position of each of the sorted `keys` in this table, or -1."""
         if keys is self.keys or keys == self.keys:
             return np.arange(len(keys))
         if len(keys) * 16 > len(self.keys):
@@ -112,27 +112,27 @@ class Table:
             (at if self.keys[at : at + 1] == (key,) else -1 for at, key in places), len(keys)
         )
 
-    def locate(self, at_key: Column, producer: Column) -> tuple[Column, Mask]:
-        """Where each asked row is, or would be inserted, and whether it is there.
+    def locate(self, at_key: Int64s, producer: Int64s) -> tuple[Int64s, Mask]:
+        """Return where each wanted row is, or would be inserted, and a mask of those present.
 
-        Asked rows are given by the position of their key here, and producer; in that order, sorted.
+        Wanted rows are given by the position of their key here and by producer, sorted by both.
         """
         at = np.empty(len(producer), np.int64)
         for first in range(0, len(self.keys), _BLOCK):
             end = min(first + _BLOCK, len(self.keys))
             begin_row, end_row = int(self.starts[first]), int(self.starts[end])
-            asked = slice(*np.searchsorted(at_key, (first, end)))
+            wanted_rows = slice(*np.searchsorted(at_key, (first, end)))
             rows_per_key = np.diff(self.starts[first : end + 1])
             held = np.repeat(np.arange(end - first) << 48, rows_per_key)
             held |= self.producer[begin_row:end_row]
-            wanted = (at_key[asked] - first) << 48 | producer[asked]
-            at[asked] = np.searchsorted(held, wanted) + begin_row
+            wanted = (at_key[wanted_rows] - first) << 48 | producer[wanted_rows]
+            at[wanted_rows] = np.searchsorted(held, wanted) + begin_row
         found = at < self.starts[at_key + 1]
         found[found] = self.producer[at[found]] == producer[found]
         return at, found
 
-    def join(self, other: Table) -> tuple[Column, Column]:
-        """The rows here, and those of `other`, that share journal, binding and producer."""
+    def join(self, other: Table) -> tuple[Int64s, Int64s]:
+        """Return the rows here and in `other` that share journal, binding and producer."""
         at_key = other.spread(self.find(other.keys))
         theirs = np.flatnonzero(at_key >= 0)
         at, found = self.locate(at_key[theirs], other.producer[theirs])
@@ -141,8 +141,8 @@ class Table:
     # Making others
 
     def take(self, rows: Mask, keys: Mask | None = None) -> Table:
-        """Only these rows, and only these keys: by default, those that keep a row."""
-        kept = column_of_sums(rows, self.starts)
+        """Keep only these rows and keys; by default, the keys that keep a row."""
+        kept = _count_set(rows, self.starts)
         if keys is None:
             keys = kept > 0
         return Table(
@@ -157,12 +157,12 @@ class Table:
         )
 
     def without_bytes(self) -> Table:
-        """The same rows, with nothing read."""
+        """Return the same rows with byte counts of zero."""
         zeros = np.zeros(len(self.keys), np.int64)
         return replace(self, bytes_read=zeros, bytes_behind=zeros)
 
     def merge(self, other: Table) -> Table:
-        """The rows of both, joined where both have one; bytes are summed."""
+        """Return the rows of both, joined where both have one, with bytes summed."""
         if len(other.producer) > len(self.producer):
             return other.merge(self)  # the smaller into the larger
         if not other.keys:
@@ -198,7 +198,7 @@ class Table:
         )
 
     def _with_keys(self, keys: tuple[Key, ...]) -> Table:
-        """The same rows, with a place for each of the sorted `keys`."""
+        """Return the same rows, with a place for each of the sorted `keys`."""
         absent = self.find(keys) < 0
         if not absent.any():
             return self
@@ -221,7 +221,7 @@ class Table:
     # Checking
 
     def check(self) -> None:
-        """Refuse rows that are no frontier, whoever made them."""
+        """Raise InvalidFrontier unless the rows are a frontier."""
         for index, (name, binding) in enumerate(self.keys):
             if not name or not _is_unicode(name):
                 raise InvalidFrontier(f"journal {index} of the frontier has no name: {name!a}")
@@ -268,7 +268,7 @@ class Table:
 
 
 def _is_unicode(name: str) -> bool:
-    """Whether the name is made of characters, and so has UTF-8 bytes to be ordered by."""
+    """True if the name has no lone surrogates, and so has UTF-8 bytes to sort by."""
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -277,16 +277,16 @@ def _disorder(which: str, *, repeated: bool) -> InvalidFrontier:
 
 
 class _Insertion:
-    """Inserts values before given rows of a column; the same for each column of a table."""
+    """Inserts values before given rows, in the same way for each column of a table."""
 
     __slots__ = ("_held", "_targets")
 
-    def __init__(self, before: Column, rows: int) -> None:
+    def __init__(self, before: Int64s, rows: int) -> None:
         self._targets = before + np.arange(len(before))
         self._held = np.ones(rows + len(before), np.bool_)
         self._held[self._targets] = False
 
-    def __call__(self, values: Column, added: Column) -> Column:
+    def __call__(self, values: Int64s, added: Int64s) -> Int64s:
         if not len(added):
             return values
         widened = np.empty(len(self._held), np.int64)
@@ -295,7 +295,7 @@ class _Insertion:
         return widened
 
 
-_Rows = tuple[Column, Column, Column]
+_Rows = tuple[Int64s, Int64s, Int64s]
 
 
 def _join_rows(a: _Rows, b: _Rows) -> _Rows:
@@ -309,21 +309,21 @@ def _join_rows(a: _Rows, b: _Rows) -> _Rows:
     return last_commit, hinted_commit, np.where(stays_open, furthest, -furthest)
 
 
-def column(values: Iterable[int], length: int) -> Column:
-    """A column of so many values, each of 64 bits."""
+def column(values: Iterable[int], length: int) -> Int64s:
+    """Make a column of `length` 64-bit values."""
     try:
         return np.fromiter(values, np.int64, length)
     except OverflowError as error:
-        raise InvalidFrontier("a number of a frontier does not fit 64 bits") from error
+        raise InvalidFrontier("a number in a frontier does not fit 64 bits") from error
 
 
-def starts_of(counts: Column) -> Column:
-    """Where each stretch begins, and the end of the last, from their lengths."""
+def starts_of(counts: Int64s) -> Int64s:
+    """Return where each key's rows begin, and where the last ones end, from their counts."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
-def column_of_sums(rows: Mask, starts: Column) -> Column:
-    """How many of the rows of each stretch are set."""
+def _count_set(rows: Mask, starts: Int64s) -> Int64s:
+    """Count the rows that are set for each key."""
     return np.diff(starts_of(rows.astype(np.int64))[starts])

@@ -1,13 +1,13 @@
-"""From JSON Schema to the shape of its documents, and back.
+"""Infer the shape of documents from their JSON Schema, and render a shape as a schema.
 
 Schemas that apply together intersect (`allOf`, `$ref`, siblings); alternatives unite (`anyOf`,
-`oneOf`, the two outcomes of `if`). What is not understood is left out, which only widens: every
-document that is valid under the schema is admitted by its shape. A reference into a schema that is
-being read already ends in "any value", marked `cut`.
+`oneOf`, the two outcomes of `if`). Unknown keywords are ignored, which only widens the shape: it
+admits every document that is valid under the schema. A reference into a schema that is already
+being read becomes "any value", marked `cut`.
 
-Competing `reduce` annotations keep their schema order, which a sorted copy of the schema must not
-change. So it is not the order of the text but a fixed one: `$ref`, `allOf`, `anyOf`, `oneOf`, `if`,
-`then`, `else`, dependents, and what the schema says itself last: the outermost is the latest.
+Competing `reduce` annotations keep their schema order, which must be the same in a sorted copy of
+the schema. So it is a fixed order, not that of the text: `$ref`, `allOf`, `anyOf`, `oneOf`, `if`,
+`then`, `else`, dependents, and the schema's own keywords last: the outermost is the latest.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from penstock.model.shape import (
 )
 
 PLACES_MAX = 10_000
-"""Schemas read before the rest is taken as "any value": references can double at every step."""
+"""Limit of schemas read; the rest count as "any value". References can double at every step."""
 
 UNFOLDED_MAX = 4
 """How often a recursive definition is unfolded: a dozen that refer to each other have millions of
-paths through them. Any other definition is read wherever it is referred to."""
+paths through them. Other definitions are read at every reference to them."""
 
 
 def infer(schema: Schema) -> Shape:
-    """What a self-contained schema says of its documents. A dangling `$ref` says nothing."""
+    """Infer the shape of a self-contained schema. A dangling `$ref` adds nothing to it."""
     return _Inference(schema).shape()
 
 
@@ -83,7 +83,7 @@ class _Inference:
             self._active.remove(place.pointer)
 
     def _conjunction(self, place: Place, schema: Mapping[str, Any]) -> Shape:
-        """Everything that `schema` demands at once, itself last."""
+        """Intersect everything that `schema` demands, its own keywords last."""
         found = ANY
         for applied in self._applied(place, schema):
             found = intersect(found, applied)
@@ -93,7 +93,7 @@ class _Inference:
         return dataclasses.replace(found, origin=place.pointer)
 
     def _applied(self, place: Place, schema: Mapping[str, Any]) -> Iterable[Shape]:
-        """The schemas applied in place, in the fixed order, each a step deeper."""
+        """Yield the schemas applied in place, in the fixed order, each one level deeper."""
         if isinstance(ref := schema.get("$ref"), str):
             try:
                 yield _deeper(self._read(self._refs.resolve(ref, place.base)))
@@ -120,7 +120,7 @@ class _Inference:
                     yield union(_deeper(self._read(place.step(keyword, name))), ANY)
 
     def _own(self, place: Place, schema: Mapping[str, Any]) -> Shape:
-        """What the keywords of this very schema say."""
+        """Return the shape that this schema's own keywords describe."""
         own = Shape(
             types=_types(schema),
             numbers=self._numbers(schema),
@@ -165,9 +165,9 @@ class _Inference:
                 items, self._unevaluated(place, schema, "unevaluatedItems", rest in schema)
             )
         if isinstance(schema.get("contains"), Mapping):
-            some = union(self._read(place.step("contains")), ANY)
-            shapes = [intersect(some, shape) for shape in shapes]
-            items = intersect(some, items)
+            optional = union(self._read(place.step("contains")), ANY)
+            shapes = [intersect(optional, shape) for shape in shapes]
+            items = intersect(optional, items)
         return Arrays(
             items=None if items == ANY else items,
             prefix=tuple(shapes),
@@ -208,7 +208,7 @@ class _Inference:
     def _unevaluated(
         self, place: Place, schema: Mapping[str, Any], keyword: str, evaluated: bool
     ) -> Shape:
-        """What `unevaluated…` says of the rest; nothing, if another keyword may have taken it."""
+        """Return the shape of the rest by `unevaluated…`; wider if another keyword may apply."""
         if evaluated:
             return ANY
         shape = self._read(place.step(keyword))
@@ -224,7 +224,7 @@ def _any_of(branches: Iterable[Shape]) -> Shape:
 
 
 def _deeper(shape: Shape) -> Shape:
-    """The shape seen through one more in-place applicator."""
+    """Return the shape as seen through one more in-place applicator."""
     return dataclasses.replace(
         shape,
         reductions=tuple(dataclasses.replace(r, depth=r.depth + 1) for r in shape.reductions),
@@ -232,8 +232,8 @@ def _deeper(shape: Shape) -> Shape:
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[JsonType]:
-    said = schema.get("type")
-    names = [said] if isinstance(said, str) else said
+    declared = schema.get("type")
+    names = [declared] if isinstance(declared, str) else declared
     if not isinstance(names, list):
         return ANY.types
     return of_type(*(cast(JsonType, name) for name in names if name in TYPES)).types
@@ -257,8 +257,8 @@ def _reductions(place: Place, schema: Mapping[str, Any]) -> tuple[Reduction, ...
 
 
 def _redact(schema: Mapping[str, Any]) -> Redact | None:
-    said = schema.get("redact")
-    strategy = said.get("strategy") if isinstance(said, Mapping) else None
+    declared = schema.get("redact")
+    strategy = declared.get("strategy") if isinstance(declared, Mapping) else None
     return strategy if strategy in ("block", "sha256") else None
 
 
@@ -285,10 +285,10 @@ def _mapping(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
 
 
 def to_schema(shape: Shape) -> dict[str, Json] | bool:
-    """A JSON Schema (2019-09) whose documents are those of the shape; `infer` of it is the shape.
+    """Render a shape as a JSON Schema (2019-09) from which `infer` gives the same shape.
 
-    Only what a shape knows is written, so a schema that goes through `infer` comes back without
-    what inference leaves out, and without `title` of lost alternatives.
+    Only what a shape holds is written: a schema that goes through `infer` and back loses what
+    inference ignores.
     """
     if shape.impossible:
         return False

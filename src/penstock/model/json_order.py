@@ -1,15 +1,15 @@
-"""JSON values: their total order, and the one text each of them is written as.
+"""The total order of JSON values, and the canonical text of each.
 
     absent < null < false < true < numbers < strings < arrays < objects
 
-Numbers compare by value, integers and floats mixed (20 equals 20.0), exactly: Python compares the
+Numbers compare exactly by value, integers and floats mixed (20 equals 20.0): Python compares the
 two without rounding. Strings compare by code point, which is the order of their UTF-8 bytes, so
 Spark's binary collation, packed keys and this module agree. Arrays compare item by item, objects
 member by member in name order (name, then value), and a prefix comes first. *Absent* is not a JSON
-value; it stands for a location that a document does not have.
+value: it stands for a location that a document does not have.
 
-Text that UTF-8 cannot hold (a lone surrogate) and numbers that JSON cannot write (NaN, infinities)
-have no place in the order and no text: both are refused as `NotJson`.
+Text that UTF-8 cannot encode (a lone surrogate) and numbers that JSON cannot write (NaN,
+infinities) are not in the order and have no canonical text: both raise `NotJson`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 class Absent(enum.Enum):
-    """The type of `ABSENT`: what a location holds in a document that does not have it."""
+    """The type of `ABSENT`, the value of a location that a document does not have."""
 
     ABSENT = "absent"
 
@@ -35,21 +35,21 @@ class Absent(enum.Enum):
 ABSENT: Final = Absent.ABSENT
 
 EXACT_MAX: Final = 2**53
-"""Below this magnitude every integer has a float of its own; from here on floats are rounded."""
+"""Below this magnitude every integer has its own float; from here on floats are rounded."""
 
 
 class NotJson(UserError):
-    """A value that JSON text in UTF-8 cannot hold; `where` is the JSON pointer to it."""
+    """A value that JSON text in UTF-8 cannot represent; `where` is the JSON pointer to it."""
 
 
 _ABSENT, _NULL, _FALSE, _TRUE, _NUMBER, _STRING, _ARRAY, _OBJECT = range(8)
 
 
 def sort_key(value: Json | Absent) -> tuple[Any, ...]:
-    """A key for `sorted`, `min`, `max` and dictionaries; equal keys are equal JSON values.
+    """Return a key for `sorted`, `min`, `max` and dictionaries; equal keys mean equal JSON values.
 
-    It begins with the rank of the value's type, so values of different types never meet in Python's
-    own comparison, which would refuse some pairs and call True equal to 1.
+    It begins with the rank of the value's type, so Python never compares values of different types:
+    it would refuse some pairs, and call True equal to 1.
     """
     match value:
         case str():
@@ -72,16 +72,10 @@ def sort_key(value: Json | Absent) -> tuple[Any, ...]:
             raise _foreign(value, "")
 
 
-def compare(a: Json | Absent, b: Json | Absent) -> int:
-    """-1, 0 or 1, as `a` is below, equal to or above `b` in the total order."""
-    left, right = sort_key(a), sort_key(b)
-    return (left > right) - (left < right)
-
-
 def canonical_json(value: Json) -> str:
-    """`value` as compact JSON: members sorted by name, text unescaped where JSON allows it.
+    """Write `value` as compact JSON: members sorted by name, text unescaped where JSON allows it.
 
-    Numbers are written as they are, save that an integral float below 2**53 loses its fraction:
+    Numbers are written as they are, but an integral float below 2**53 loses its fraction:
     JSON Schema calls 2 and 2.0 one value, and Spark hands integers back from DOUBLE columns. So
     equal documents have equal text, up to numbers too large for a double to hold exactly.
     """
@@ -89,9 +83,7 @@ def canonical_json(value: Json) -> str:
         text = _encode(value)
         text.isascii() or text.encode()
     except (ValueError, TypeError):
-        return _write(
-            value, ""
-        )  # it knows which value is at fault, and writes integers of any size
+        return _write(value, "")  # names the value at fault, and writes integers of any size
     # Every integral float of that size has a representation that ends in ".0".
     return _write(value, "") if ".0" in text else text
 
@@ -102,7 +94,7 @@ _encode = json.JSONEncoder(
 
 
 def _write(value: Json, pointer: str) -> str:
-    """The same text, value by value."""
+    """Write the same text, value by value."""
     match value:
         case str():
             return _encode(_storable(value, pointer))
@@ -139,12 +131,12 @@ def _names(members: Mapping[Any, Json], pointer: str) -> list[str]:
 
 
 def escape_pointer(name: str) -> str:
-    """A member name as one step of a JSON pointer."""
+    """Escape a member name as one token of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def _digits(value: int) -> str:
-    # Python refuses to print integers of more than 4,300 digits; as a Decimal they are exact too.
+    # Python refuses to print integers of more than 4,300 digits; a Decimal prints them exactly.
     return int.__repr__(value) if value.bit_length() < 10_000 else format(Decimal(value), "f")
 
 
@@ -156,7 +148,7 @@ def _storable(text: str, pointer: str) -> str:
             raise NotJson(
                 f"text with a lone surrogate, \\u{ord(text[e.start]):04x} at character {e.start}",
                 where=pointer or None,
-                why="it is half of a UTF-16 pair, and UTF-8 cannot hold it",
+                why="it is half of a UTF-16 pair, which UTF-8 cannot encode",
                 fix="write the character in full, or U+FFFD in its place",
             ) from None
     return text

@@ -1,6 +1,6 @@
-r"""Packed keys: bytes that sort as the key they hold, and their 32-bit hash.
+r"""Packed keys: bytes that sort as the keys do, and their 32-bit hash, which decides the shard.
 
-A key is a tuple of components. Packing concatenates them, each behind a code that says what it is:
+A key is a tuple of components. Packing concatenates them, each after a code for its type:
 
     null                       00
     bytes                      01, with 00 written as 00 ff, then 00
@@ -15,14 +15,13 @@ A key is a tuple of components. Packing concatenates them, each behind a code th
 
 Magnitudes are big-endian without leading zeros; a float of integral value is that integer.
 
-**Bytes sort as values do**, component by component, and a prefix first: null < bytes < string <
-numbers < false < true. Codes ascend in that order. Within a code: the end mark 00 sorts below every
+**Bytes sort as values do**, component by component, a prefix first: null < bytes < string < numbers
+< false < true. Codes ascend in that order. Within a code, the end mark 00 sorts below every
 continuation, and an escaped 00 ff above the end of the string, because no code is ff. A longer
-magnitude is a larger one. A fraction sorts above its floor whatever follows, because end of key
-and every code are below 30, and below floor + 1, whose bytes already differ.
+magnitude is a larger one. A fraction sorts above its floor whatever follows, because the end of the
+key and every code are below 30, and below floor + 1, whose bytes already differ.
 
-Each value has one encoding and no encoding is a prefix of another, save that of a fraction's floor;
-so `unpack` inverts `pack`, and refuses bytes `pack` never makes. No packed key begins with ff,
+Each value has one encoding, and distinct keys have distinct bytes. No packed key begins with ff,
 which leaves that byte free to mean "above every key".
 """
 
@@ -41,7 +40,7 @@ KeyValue: TypeAlias = bool | int | float | str | bytes | None
 Key: TypeAlias = tuple[KeyValue, ...]
 
 HASH_SEED: Final = 42
-"""Spark's `xxhash64` uses this seed, so the hash never needs Python in the data path."""
+"""The seed of Spark's `xxhash64`, so that hashing needs no Python in the data path."""
 
 _NULL, _BYTES, _STRING, _HUGE_NEGATIVE, _ZERO, _HUGE_POSITIVE, _FALSE, _TRUE, _FRACTION = (
     bytes.fromhex("00 01 02 0b 14 1d 26 27 30")
@@ -58,12 +57,8 @@ class UnpackableValue(UserError):
     """A value that cannot be part of a key."""
 
 
-class MalformedKey(UserError):
-    """Bytes that are not a packed key."""
-
-
 def pack(values: Iterable[KeyValue]) -> bytes:
-    """One key as bytes."""
+    """Pack one key."""
     try:
         return b"".join([_PACKERS[type(value)](value) for value in values])
     except KeyError as e:
@@ -71,7 +66,7 @@ def pack(values: Iterable[KeyValue]) -> bytes:
 
 
 def pack_columns(columns: Sequence[Sequence[KeyValue]]) -> list[bytes]:
-    """Many keys at once, given as columns of equal length: about twice as fast as key by key."""
+    """Pack many keys, given as columns of equal length: about twice as fast as one by one."""
     packed = [_pack_column(column) for column in columns]
     return (
         packed[0] if len(packed) == 1 else [b"".join(parts) for parts in zip(*packed, strict=True)]
@@ -79,31 +74,12 @@ def pack_columns(columns: Sequence[Sequence[KeyValue]]) -> list[bytes]:
 
 
 def key_hash(packed: bytes) -> int:
-    """32 bits that decide which shard owns a key; the upper half of XXH64, as Spark computes it."""
-    return xxhash.xxh64_intdigest(packed, HASH_SEED) >> 32
-
-
-def key_order(values: Iterable[KeyValue]) -> tuple[tuple[Any, ...], ...]:
-    """A sort key over keys as values: what the order of their packed bytes means."""
-    return tuple((_rank(value), *(() if value is None else (value,))) for value in values)
-
-
-def _rank(value: KeyValue) -> int:
-    match value:
-        case None:
-            return 0
-        case bytes():
-            return 1
-        case str():
-            return 2
-        case bool():
-            return 5 if value else 4
-        case int() | float():
-            return 3
+    """Hash a packed key to 32 bits, which `model.routing` maps to a shard."""
+    return xxhash.xxh64_intdigest(packed, HASH_SEED) >> 32  # the upper half, as Spark computes it
 
 
 def _pack_column(column: Sequence[KeyValue]) -> list[bytes]:
-    """A column of strings without NUL is encoded as one text, and cut apart again at the NULs."""
+    """Pack a column. Strings without NUL are encoded as one text, and split at the NULs."""
     if set(map(type, column)) == {str}:
         text = "\0".join(column)  # type: ignore[arg-type] # they are all strings
         if text.count("\0") == len(column) - 1:
@@ -176,7 +152,7 @@ def _utf8(text: str) -> bytes:
     except UnicodeEncodeError as e:
         raise UnpackableValue(
             f"a key with a lone surrogate, \\u{ord(text[e.start]):04x}",
-            why="it is half of a UTF-16 pair, and UTF-8 cannot hold it",
+            why="it is half of a UTF-16 pair, which UTF-8 cannot encode",
             fix="correct the text at its source",
         ) from None
 
@@ -186,89 +162,4 @@ def _not_a_key_value(kind: type) -> UnpackableValue:
         f"a {kind.__name__} cannot be part of a key",
         why="a key is made of null, booleans, numbers, strings and bytes",
         fix="use members of the object or items of the array as the key",
-    )
-
-
-def unpack(packed: bytes) -> Key:
-    """The values of a packed key; floats of integral value come back as integers."""
-    values: list[KeyValue] = []
-    at = 0
-    while at < len(packed):
-        code = packed[at]
-        if code in (_STRING, _BYTES):
-            raw, end = _unpack_escaped(packed, at)
-            values.append(raw if code == _BYTES else _text(raw, packed, at))
-            at = end
-        elif _HUGE_NEGATIVE <= code <= _HUGE_POSITIVE:
-            number, at = _unpack_number(packed, at)
-            values.append(number)
-        elif code in (_NULL, _FALSE, _TRUE):
-            values.append(None if code == _NULL else code == _TRUE)
-            at += 1
-        else:
-            raise _malformed(packed, at, f"{code:02x} is not the code of a component")
-    return tuple(values)
-
-
-def _unpack_escaped(packed: bytes, at: int) -> tuple[bytes, int]:
-    end = packed.find(_END, at + 1)
-    while end >= 0 and packed[end + 1 : end + 2] == b"\xff":
-        end = packed.find(_END, end + 2)
-    if end < 0:
-        raise _malformed(packed, at, "a string or bytes without an end")
-    return packed[at + 1 : end].replace(_ESCAPED, _END), end + 1
-
-
-def _text(raw: bytes, packed: bytes, at: int) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as e:
-        raise _malformed(packed, at, f"a string that is not UTF-8 ({e.reason})") from None
-
-
-def _unpack_number(packed: bytes, at: int) -> tuple[int | float, int]:
-    integer, end = _unpack_integer(packed, at)
-    if end < len(packed) and packed[end] == _FRACTION:
-        return _unpack_fraction(packed, end, integer)
-    return integer, end
-
-
-def _unpack_integer(packed: bytes, at: int) -> tuple[int, int]:
-    code = packed[at]
-    negative = code < _ZERO
-    begin = at + 1
-    length = abs(code - _ZERO)
-    if length > _SHORT_BYTES:
-        begin += 4
-        length = int.from_bytes(packed[at + 1 : begin], "big") ^ (_LENGTH_MAX if negative else 0)
-        if length <= _SHORT_BYTES:
-            raise _malformed(
-                packed, at, f"an integer of {length} bytes in the form for larger ones"
-            )
-    raw = packed[begin : begin + length]
-    if len(raw) < length:
-        raise _malformed(packed, at, "an integer that ends early")
-    if length and raw[0] == (0xFF if negative else 0):
-        raise _malformed(packed, at, "an integer with a leading zero")
-    value = int.from_bytes(raw, "big")
-    return (value - (1 << 8 * length) + 1 if negative else value), begin + length
-
-
-def _unpack_fraction(packed: bytes, at: int, floor: int) -> tuple[float, int]:
-    raw = packed[at + 1 : at + 9]
-    if len(raw) < 8:
-        raise _malformed(packed, at, "a fraction that ends early")
-    ordered = int.from_bytes(raw, "big")
-    bits = ordered ^ (_SIGN_BIT if ordered & _SIGN_BIT else _ALL_BITS)
-    (value,) = struct.unpack(">d", bits.to_bytes(8, "big"))
-    if not math.isfinite(value) or value == floor or math.floor(value) != floor:
-        raise _malformed(packed, at, f"{value} is not a fraction above {floor}")
-    return value, at + 9
-
-
-def _malformed(packed: bytes, at: int, what: str) -> MalformedKey:
-    return MalformedKey(
-        f"not a packed key: {what}",
-        where=f"byte {at} of {packed[:64].hex()}{'…' if len(packed) > 64 else ''}",
-        why="the bytes were cut, changed, or made by something else",
     )

@@ -12,7 +12,7 @@ from penstock.model.json_order import ABSENT, Absent, Json, escape_pointer
 
 
 def parse(pointer: str) -> tuple[str, ...]:
-    """The tokens of a pointer; raises ValueError for text that is none."""
+    """Split a pointer into tokens; raises ValueError if it is not one."""
     if not pointer:
         return ()
     if not pointer.startswith("/"):
@@ -24,24 +24,24 @@ def parse(pointer: str) -> tuple[str, ...]:
 
 
 def render(tokens: Iterable[str | int]) -> str:
-    """The pointer of `tokens`; the inverse of `parse`."""
+    """Join tokens to a pointer; the inverse of `parse`."""
     return "".join("/" + escape_pointer(str(token)) for token in tokens)
 
 
 def child(pointer: str, token: str | int) -> str:
-    """The pointer of a member or item of what `pointer` names."""
+    """Return the pointer to a member or item of the value at `pointer`."""
     return f"{pointer}/{escape_pointer(str(token))}"
 
 
 def index(token: str) -> int | None:
-    """The array index that `token` writes, if it writes one."""
+    """Return the array index that `token` spells, if any."""
     if token.isascii() and token.isdigit() and (token == "0" or token[0] != "0"):  # noqa: S105
         return int(token)
     return None
 
 
 def get(document: Json, pointer: str | tuple[str, ...]) -> Json | Absent:
-    """The value at `pointer`, or ABSENT."""
+    """Return the value at `pointer`, or ABSENT."""
     value = document
     for token in parse(pointer) if isinstance(pointer, str) else pointer:
         if isinstance(value, dict):

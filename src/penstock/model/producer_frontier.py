@@ -1,4 +1,4 @@
-"""How far one producer of one journal has come: the atom of a frontier, and its join."""
+"""One producer's progress in one journal: the atom of a frontier, and its join."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from msgspec import Struct
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 
 OBSERVED_FLOOR: Final = Clock(1)
-"""Stands for the last commit of a producer that was seen, has a span open, and never committed.
+"""The last commit of a producer that was seen, has an open span, and never committed.
 
-Without it, such an entry at row 0 would look like one that is only known from a hint.
+Without it, such an entry at row 0 would look like one known only from a hint.
 """
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class ProducerFrontier(Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of a producer at the cut of a frontier.
+    """The state of a producer at the cut of a frontier.
 
-    The sign of `offset` says whether a span is open there: positive is the begin of the open span,
-    negative is minus the end of the last close. Zero is a span open at row 0 if `last_commit` is
-    `OBSERVED_FLOOR` (a span at row 0 has no commit before it), and otherwise no position at all.
+    The sign of `offset` says whether a span is open there: a positive offset is the begin of the
+    open span, a negative one is minus the end of the last close. Zero is a span open at row 0 if
+    `last_commit` is `OBSERVED_FLOOR` (a span at row 0 has no commit before it), else no position.
     """
 
     producer: Producer
     last_commit: Clock
     hinted_commit: Clock = NEVER
-    """A commit announced by another journal; zero if none was. Unresolved above `last_commit`."""
+    """A commit announced by another journal; zero if none. Unresolved if above `last_commit`."""
     offset: int = 0
 
     def __post_init__(self) -> None:
@@ -39,23 +39,25 @@ class ProducerFrontier(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_open(self) -> bool:
-        """Whether the producer has an open span at the cut."""
+        """True if the producer has an open span at the cut."""
         return self.offset > 0 or (self.offset == 0 and self.last_commit == OBSERVED_FLOOR)
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether a commit was hinted that was not read yet."""
+        """True if a hinted commit has not been read yet."""
         return self.hinted_commit > self.last_commit
 
     def reduce(self, other: ProducerFrontier) -> ProducerFrontier:
-        """The join of two entries of one producer; commutative, associative and idempotent.
+        """Join two entries of one producer: commutative, associative and idempotent.
 
         The furthest position wins. At equal distance an open begin beats a closed end, because the
-        next span usually begins exactly where the last transaction ended; but a begin is closed by
-        a later commit, which then came from a resolved hint.
+        next span usually begins exactly where the last transaction ended. A later commit closes the
+        begin: it came from a resolved hint.
         """
         if self.producer != other.producer:
-            raise ValueError(f"producers {self.producer} and {other.producer} have no join")
+            raise ValueError(
+                f"entries of producers {self.producer} and {other.producer} do not join"
+            )
         last_commit = max(self.last_commit, other.last_commit)
         furthest = max(abs(self.offset), abs(other.offset))
         stays_open = any(

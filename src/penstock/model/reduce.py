@@ -1,21 +1,21 @@
-"""The reference reducer: what a reduction means, over plain JSON values.
+"""The reference reducer: the meaning of reductions, over plain JSON values.
 
-A reduction is a left fold. LHS is what was reduced so far and RHS the next document of the same
-key, in read order. The strategy at a location comes from the `reduce` annotations that are active
-there when *the RHS* is validated, so the reducer is handed a lookup from a document to its active
-annotations and never sees a schema. A location without one is replaced: last write wins.
+A reduction is a left fold. LHS is what was reduced so far, RHS the next document of the same key in
+read order. The strategy at a location comes from the `reduce` annotations that are active there
+when *the RHS* is validated, so the reducer gets a lookup from a document to its active annotations
+and never sees a schema. A location without an annotation is replaced: last write wins.
 
 Two forms:
 
 - *full*: the LHS is the whole prior state, or provably nothing precedes it. Deleted locations
-  disappear, and what a set remembers of removals is dropped.
-- *partial* ("combine"): more may precede. What a set removed stays, so that reducing the combined
-  document later gives what reducing each of them would have:
+  disappear, and the removals that a set remembers are dropped.
+- *partial* ("combine"): more may precede. A set keeps its removals, so that reducing the combined
+  document later gives the same as reducing its parts one by one:
   `reduce(reduce(a, b), c) == reduce(a, combine(b, c))`. Only documents whose rules are all alike
-  are combined (`model.acting`).
+  are combined (`why_not_combined`).
 
-Native Spark plans are optimisations of this module, proven equal to it by property tests. So it is
-written to be obviously right: one function per strategy, no caching, no cleverness.
+Native Spark plans are optimizations of this module, and property tests hold them equal to it. So it
+is written to be obviously right: one function per strategy, no caching, no cleverness.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import difflib
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
@@ -39,11 +39,11 @@ from penstock.model.json_order import (
     sort_key,
 )
 from penstock.model.pointer import child, get
-from penstock.model.shape import union
+from penstock.model.shape import Reduction, Shape, union
 
 INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**64 - 1
-"""What a sum of integers may be: signed or unsigned 64 bits, as JSON writers agree on."""
+"""Range of a sum of integers: signed or unsigned 64 bits, which JSON writers agree on."""
 
 _SHOWN_BYTES_MAX = 512
 _DECIMALS = decimal.Context(prec=100_000, traps=[decimal.Inexact, decimal.InvalidOperation])
@@ -51,7 +51,7 @@ _NUMERIC = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 class Strategy(enum.Enum):
-    """How two values at one location become one; the value is the catalog's spelling."""
+    """How two values at one location become one. Values are the catalog's spelling."""
 
     APPEND = "append"
     FIRST_WRITE_WINS = "firstWriteWins"
@@ -76,7 +76,7 @@ _MEMBERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A `reduce` annotation, understood.
+    """A parsed `reduce` annotation.
 
     `key` pointers are relative to the location, or to each item of the array there.
     """
@@ -86,9 +86,19 @@ class Rule:
     delete: bool = False
     associative: bool = True
 
+    @property
+    def descends(self) -> bool:
+        """True if the rule reduces what is inside its values; those of equal key merge."""
+        return bool(self.key) or self.strategy in (Strategy.MERGE, Strategy.SET)
+
+    @classmethod
+    def of(cls, reduction: Reduction) -> Rule:
+        """Read the annotation that a shape carries."""
+        return cls.parse(dict(reduction.annotation))
+
     @classmethod
     def parse(cls, annotation: Json) -> Rule:
-        """Read an annotation as schemas write it, refusing what nobody could have meant."""
+        """Parse an annotation as schemas write it; raises UserError."""
         if not isinstance(annotation, Mapping) or "strategy" not in annotation:
             raise _bad_annotation(f"reduce is {_shown(annotation)}", "write {strategy: merge}")
         try:
@@ -128,21 +138,21 @@ Active: TypeAlias = Mapping[str, Rule]
 """The rules active in one document, by JSON pointer; a location without one is replaced."""
 
 Lookup: TypeAlias = Callable[[Json], Active]
-"""Validates a document as an RHS and says which rules are active where."""
+"""Validates a document as an RHS and returns its active rules."""
 
 
 State: TypeAlias = "Json | Absent"
-"""What a location holds; absent is not the same as null."""
+"""The value at a location; absent is not null."""
 
 
 class ReductionError(UserError):
-    """Two values that their strategy cannot reduce; stops the task that met them."""
+    """Two values that their strategy cannot reduce. The task stops."""
 
     @classmethod
     def at(
         cls, pointer: str, why: str, lhs: State, rhs: State, key: State = ABSENT
     ) -> ReductionError:
-        """Name the location, the key of the document, and both sides, cut to a readable length."""
+        """Name the location, the key of the document, and both sides, shortened to be readable."""
         of_key = "" if key is ABSENT else f" of key {_shown(key)}"
         return cls(
             f"while reducing {pointer or 'the document'}{of_key}: {why}; "
@@ -159,45 +169,45 @@ def reduce_full(
     *,
     stored: State = ABSENT,
 ) -> State:
-    """The state after all documents of one key, in read order; ABSENT if they end in a deletion.
+    """Reduce all documents of one key, in read order; ABSENT if they end in a deletion.
 
-    `stored` is the state before them. It is not a document: no rule acts on it again, though it
-    may look like a document that deletes. `at` is where the documents are, if they are values at
-    some location and not whole; the pointers of `lookup` then begin there.
+    `stored` is the state before them. It is not a document: no rule acts on it again, even if it
+    looks like a document that deletes. `at` is the location of the documents if they are values
+    inside others; the pointers of `lookup` then begin there.
     """
     state = stored
     for document in documents:
         state = _Step(active=lookup(document), full=True, key=key).reduce(state, document, at)
-    return ABSENT if state is ABSENT else _settled(state, at, key)
+    return ABSENT if state is ABSENT else _settle(state, at, key)
 
 
 def combine(documents: Iterable[Json], lookup: Lookup, key: State = ABSENT, at: str = "") -> Json:
-    """The document that reduces, after any prior state, to what `documents` would.
+    """Return one document that reduces into any prior state as `documents` would.
 
-    There is at least one of them, and `why_not_combined` of their schema is None.
+    There is at least one document, and `why_not_combined` of their schema is None.
     """
     state: State = ABSENT
     for document in documents:
         state = _Step(active=lookup(document), full=False, key=key).reduce(state, document, at)
     if state is ABSENT:
         raise Bug("documents that delete are not combined")
-    return _settled(state, at, key)
+    return _settle(state, at, key)
 
 
 class _Total(int):
-    """An integer that is a sum: it may leave the 64-bit range on the way, but not at the end."""
+    """A sum of integers: it may leave the 64-bit range on the way, but not at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One RHS being reduced into a state. Locations are pointers into the RHS."""
+    """The reduction of one RHS into a state. Locations are pointers into the RHS."""
 
     active: Active
     full: bool
     key: State
 
     def reduce(self, lhs: State, rhs: Json, at: str) -> State:
-        """Reduce one location. A missing `lhs` takes the RHS, brought into the strategy's order."""
+        """Reduce one location. An absent `lhs` takes the RHS, sorted as the strategy sorts."""
         rule = self.active.get(at, _REPLACE)
         if rule.delete:
             return ABSENT
@@ -224,7 +234,7 @@ class _Step:
                 return rhs if lhs is ABSENT else self._merge_schemas(lhs, rhs, at)
 
     def _extreme(self, lhs: State, rhs: Json, at: str, key: tuple[str, ...], sign: int) -> State:
-        """The smaller (sign -1) or greater (sign 1) side; equal keys merge, else replace."""
+        """Return the smaller (sign -1) or greater (sign 1) side; of equals, merge or replace."""
         if lhs is not ABSENT:
             left, right = _identity(lhs, key or ("",)), _identity(rhs, key or ("",))
             order = sign * ((left > right) - (left < right))
@@ -276,9 +286,9 @@ class _Step:
                 raise self._error(at, "merge expects two objects or two arrays", lhs, rhs)
 
     def _union(self, lhs: dict[Any, Json], rhs: Iterable[_Element]) -> dict[Any, Json]:
-        """Every element of both sides, in order; one that is on both is reduced by its strategy.
+        """Return every element of both sides, sorted; one on both sides is reduced by its strategy.
 
-        An element may come several times in `rhs`: each is reduced into the one before it.
+        An element that occurs several times in `rhs` is reduced into the one before it.
         """
         union = dict(lhs)
         for element in rhs:
@@ -339,7 +349,7 @@ class _Step:
         }
 
     def _terms(self, lhs: State, rhs: Json, side: Json, at: str) -> dict[str, Any]:
-        """One side of a set, checked: only `add` and either of `remove` and `intersect`."""
+        """Check one side of a set: only `add`, and either `remove` or `intersect`."""
         if not isinstance(side, dict):
             raise self._error(at, "set expects an object of add, remove, intersect", lhs, rhs)
         if unknown := sorted(side.keys() - {"add", "remove", "intersect"}):
@@ -347,7 +357,7 @@ class _Step:
         if "remove" in side and "intersect" in side:
             raise self._error(at, "set cannot both remove and intersect", lhs, rhs)
         if not all(isinstance(term, dict | list) for term in side.values()):
-            raise self._error(at, "set terms are arrays, or objects", lhs, rhs)
+            raise self._error(at, "set terms must be arrays or objects", lhs, rhs)
         return side
 
     def _merge_schemas(self, lhs: Json, rhs: Json, at: str) -> Json:
@@ -364,7 +374,7 @@ _REPLACE = Rule()
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """A part of an RHS container: what identifies it, its value, and where it is."""
+    """A part of an RHS container: its identity, value, and location."""
 
     name: Any
     value: Json
@@ -376,7 +386,7 @@ def _members(value: dict[str, Json], at: str) -> list[_Element]:
 
 
 def _items(value: list[Json], at: str, key: tuple[str, ...]) -> list[_Element]:
-    """Array items, identified by the values at `key`, or without one by position."""
+    """Return array items, identified by the values at `key`, or by position without a key."""
     return [
         _Element(_identity(item, key) if key else i, item, child(at, i))
         for i, item in enumerate(value)
@@ -384,7 +394,7 @@ def _items(value: list[Json], at: str, key: tuple[str, ...]) -> list[_Element]:
 
 
 def _identity(item: Json, key: tuple[str, ...]) -> tuple[Any, ...]:
-    """A value that compares as the item's key does; a pointer to nothing sorts below null."""
+    """Return a value that compares as the item's key; a pointer to nothing sorts below null."""
     return tuple(sort_key(get(item, pointer)) for pointer in key)
 
 
@@ -398,18 +408,18 @@ def _decimal(value: float | str) -> decimal.Decimal:
     return decimal.Decimal(repr(value) if isinstance(value, float) else value)
 
 
-def _settled(state: Json, at: str, key: State) -> Json:
-    """The final state: sums checked against their range, objects sorted by member name."""
+def _settle(state: Json, at: str, key: State) -> Json:
+    """Finish a state: check sums against their range, sort objects by member name."""
     if isinstance(state, _Total):
         if not INTEGER_MIN <= state <= INTEGER_MAX:
             raise ReductionError.at(at, "sum overflow", int(state), ABSENT, key)
         return int(state)
     if isinstance(state, dict):
         return {
-            name: _settled(member, child(at, name), key) for name, member in sorted(state.items())
+            name: _settle(member, child(at, name), key) for name, member in sorted(state.items())
         }
     if isinstance(state, list):
-        return [_settled(item, child(at, i), key) for i, item in enumerate(state)]
+        return [_settle(item, child(at, i), key) for i, item in enumerate(state)]
     return state
 
 
@@ -418,7 +428,7 @@ def _is_pointer(value: Json) -> bool:
 
 
 def _shown(value: State) -> str:
-    """A value as JSON, cut at a length that fits an error message."""
+    """Show a value as JSON, shortened to fit an error message."""
     if value is ABSENT:
         return "nothing"
     text = canonical_json(value)
@@ -430,3 +440,45 @@ def _shown(value: State) -> str:
 
 def _bad_annotation(what: str, fix: str) -> UserError:
     return UserError(what, where="reduce", fix=fix)
+
+
+# --- which rules act, known before any document is seen ---
+
+
+def fixed_rule(shape: Shape) -> Rule | None:
+    """The rule that acts at a location in every document; None if documents differ."""
+    fixed = shape.fixed_reduction()
+    if fixed is None:
+        return Rule()
+    return Rule.of(fixed) if isinstance(fixed, Reduction) else None
+
+
+def acting_rules(shape: Shape) -> Iterator[Rule | None]:
+    """The rules that may act at a location and below it; None where documents differ."""
+    rule = fixed_rule(shape)
+    yield rule
+    if rule is not None and not rule.descends:
+        return
+    if shape.cut:
+        yield None
+        return
+    for _, _, below in shape.children():
+        yield from acting_rules(below)
+
+
+def why_not_combined(shape: Shape) -> str | None:
+    """Why documents cannot be combined before the stored one is known; None if they can.
+
+    `reduce(reduce(a, b), c) == reduce(a, combine(b, c))` holds where the same rules act in every
+    document, no rule deletes, and none is declared non-associative. Where a condition decides which
+    rule acts, the combined document may meet another rule than the documents it was made of.
+    Conditions can be written so that the law holds, but a schema does not show whether they were.
+    """
+    for rule in acting_rules(shape):
+        if rule is None:
+            return "what acts in a document depends on it"
+        if rule.delete:
+            return "documents delete"
+        if not rule.associative:
+            return "a reduction is not associative"
+    return None

@@ -1,8 +1,7 @@
-"""Where the references of one JSON Schema lead.
+"""Resolve the references inside one JSON Schema.
 
 A schema here is self-contained: what it refers to is inside it, possibly under an `$id` of its own.
-So references need no IO, and the schema that is compiled in a Spark task is the one that was
-checked.
+So resolving needs no IO, and a Spark task compiles the same schema that was checked.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock.model.draft import Draft, Schema
 from penstock.model.json_order import ABSENT, Json
 
 _VALUES = frozenset({"const", "default", "enum", "examples"})
-"""Keywords that hold documents: an `$id` or `$ref` inside of them is data."""
+"""Keywords that hold documents: an `$id` or `$ref` inside them is data."""
 
 
 class DanglingRef(LookupError):
@@ -27,7 +26,7 @@ class DanglingRef(LookupError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A schema inside the document: where it is, and the URI its references are relative to."""
+    """A schema inside a schema document: its location, and the base URI of its references."""
 
     schema: Schema
     pointer: str
@@ -35,7 +34,7 @@ class Place:
     draft: Draft
 
     def step(self, *tokens: str | int) -> Place:
-        """A schema below this one."""
+        """Return the schema below this one at `tokens`."""
         schema: Any = self.schema
         for token in tokens:
             schema = schema[token]
@@ -59,7 +58,7 @@ class Refs:
             self._note(place)
 
     def _note(self, place: Place) -> None:
-        """Remember the names that a schema gives itself."""
+        """Index the names that a schema gives itself."""
         assert isinstance(place.schema, Mapping)  # noqa: S101 - _walk yields mappings
         identity = place.schema.get(place.draft.id_keyword)
         if isinstance(identity, str):
@@ -73,7 +72,7 @@ class Refs:
                 self._anchors.setdefault((place.base, anchor), place)
 
     def resolve(self, ref: str, base: str) -> Place:
-        """The schema that `ref`, written where the base URI is `base`, refers to."""
+        """Return the schema that `ref` refers to, where the base URI is `base`."""
         uri, fragment = urldefrag(_join(base, ref))
         fragment = unquote(fragment)
         resource = self._resources.get(uri)
@@ -99,8 +98,8 @@ class Refs:
         )
 
     def recursive(self) -> frozenset[str]:
-        """The pointers of schemas that refer to themselves, directly or through others."""
-        targets: list[tuple[str, str]] = []  # where the reference stands, what it refers to
+        """Return the pointers of schemas that refer to themselves, directly or through others."""
+        targets: list[tuple[str, str]] = []  # location of the reference, and of its target
         for ref, base, at in references(self.root.schema):
             with contextlib.suppress(DanglingRef):
                 targets.append((at, self.resolve(ref, base).pointer))
@@ -108,7 +107,7 @@ class Refs:
             target: {to for at, to in targets if at.startswith(f"{target}/")}
             for _, target in targets
         }
-        for via in reached:  # transitive closure, one stop after the other
+        for via in reached:  # transitive closure
             for found in reached.values():
                 if via in found:
                     found |= reached[via]
@@ -116,7 +115,7 @@ class Refs:
 
 
 def references(schema: Schema) -> Iterator[tuple[str, str, str]]:
-    """Every `$ref` of a schema document, as (reference, base URI, pointer to the keyword)."""
+    """Yield every `$ref` of a schema document as (reference, base URI, pointer to the keyword)."""
     draft = Draft.of(schema)
     root = Place(schema=schema, pointer="", base=_base(schema, "", draft), draft=draft)
     for place in _walk(root):
@@ -126,7 +125,7 @@ def references(schema: Schema) -> Iterator[tuple[str, str, str]]:
 
 
 def _walk(root: Place) -> Iterator[Place]:
-    """Every mapping that may be a schema. Definitions may sit under any keyword, so all count."""
+    """Yield every mapping that may be a schema: definitions may sit under any keyword."""
     pending: list[tuple[Any, str, str]] = [(root.schema, root.pointer, root.base)]
     while pending:
         value, at, base = pending.pop()
@@ -143,7 +142,7 @@ def _walk(root: Place) -> Iterator[Place]:
 
 
 def _base(schema: object, base: str, draft: Draft) -> str:
-    """The base URI inside a schema: its `$id`, unless that only names an anchor."""
+    """Return the base URI inside a schema: its `$id`, unless that only names an anchor."""
     if not isinstance(schema, Mapping):
         return base
     identity = schema.get(draft.id_keyword)
@@ -153,5 +152,5 @@ def _base(schema: object, base: str, draft: Draft) -> str:
 
 
 def _join(base: str, ref: str) -> str:
-    """`urljoin`, also for schemes that it does not know to be hierarchical."""
+    """`urljoin` that also handles schemes it does not know to be hierarchical."""
     return urldefrag(base)[0] + ref if ref.startswith("#") else urljoin(base, ref)

@@ -1,11 +1,13 @@
-"""Which shards a document goes to.
+"""Routing: the shards that a document goes to.
+
+    key ──keys.pack──▶ bytes ──keys.key_hash──▶ 32 bits ──shard_of──▶ shard
 
 A shard owns a rectangle: a range of key hashes times a range of rotated clocks (r-clocks), both 32
 bits and inclusive. The shards of a task tile the whole square in two steps: *key groups* tile the
 hashes, and the members of a group, which share its key range, tile the r-clocks. So every document
-meets exactly one group, and within it exactly one shard by r-clock, or all of them when it is the
-side of a join that must be everywhere. `Routing` holds only shards for which this is true; it is
-checked once, and routing is then two binary searches.
+has exactly one group, and within it exactly one shard by r-clock; or all of them, if it is on the
+side of a join that must be everywhere. `Routing` checks this once; a route is then two binary
+searches. These are the definitions: Spark computes the same in `native.keys` and `shuffle.route`.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ RANGE_MAX: Final = 0xFFFFFFFF
 """The last key hash, and the last r-clock."""
 
 SHARDS_MAX: Final = 65_536
-"""More shards than this cost more to plan for than they could ever read."""
+"""More shards than this cost more to plan than they could ever read."""
 
 
 class InvalidShards(UserError):
-    """Shards that do not tile the square, so that a document would be lost or read twice."""
+    """Shards that do not tile the square: a document would be lost or read twice."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One owner of [key_begin, key_end] x [r_begin, r_end]."""
+    """The owner of [key_begin, key_end] x [r_begin, r_end]."""
 
     id: str
     key_begin: int = 0
@@ -41,17 +43,17 @@ class Shard:
     def __post_init__(self) -> None:
         for bound in (self.key_begin, self.key_end, self.r_begin, self.r_end):
             if not 0 <= bound <= RANGE_MAX:
-                raise _refuse(f"{bound} does not bound a range of 32-bit numbers", self)
+                raise _refuse(f"{bound} is not a bound of a 32-bit range", self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Routing:
-    """Shards in order of (key_begin, r_begin) that tile the square; anything else is refused."""
+    """Shards that tile the square, in order of (key_begin, r_begin); anything else is refused."""
 
     shards: tuple[Shard, ...]
     _group_key_begin: list[int] = dataclasses.field(init=False, repr=False, compare=False)
     _group_first: list[int] = dataclasses.field(init=False, repr=False, compare=False)
-    """Index of each group's first shard, and at the end the number of shards."""
+    """Index of each group's first shard, followed by the number of shards."""
     _r_begin: list[int] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Routing:
         object.__setattr__(self, "_r_begin", [shard.r_begin for shard in self.shards])
 
     def route(self, key_hash: int, r_clock: int, *, filter_r_clocks: bool) -> range:
-        """Indices of the shards that get a document: one with the filter, else its whole group."""
+        """Return the indices of a document's shards: one with the filter, else its whole group."""
         group = self._group_of(key_hash)
         first, last = self._group_first[group], self._group_first[group + 1]
         if not filter_r_clocks:
@@ -72,22 +74,12 @@ class Routing:
         shard = bisect_right(self._r_begin, r_clock, first, last) - 1
         return range(shard, shard + 1)
 
-    def range_span(self, key_begin: int, key_end: int) -> range:
-        """Indices of the shards whose key range overlaps [key_begin, key_end]."""
-        if not 0 <= key_begin <= key_end <= RANGE_MAX:
-            raise InvalidShards(
-                f"no shard overlaps the key range {_hex(key_begin, key_end)}",
-                why="its begin must not be above its end, and both have 32 bits",
-            )
-        last = self._group_of(key_end)
-        return range(self._group_first[self._group_of(key_begin)], self._group_first[last + 1])
-
     def _group_of(self, key_hash: int) -> int:
         return bisect_right(self._group_key_begin, key_hash) - 1
 
 
 def split_shards(count: int, *, prefix: str = "shard/") -> Routing:
-    """`count` shards of equal key ranges (equal to within one hash), each over all r-clocks.
+    """Return `count` shards of equal key ranges, to within one hash, each over all r-clocks.
 
     Shard i begins at floor(i * 2**32 / count); `shard_of` is the inverse.
     """
@@ -107,7 +99,7 @@ def split_shards(count: int, *, prefix: str = "shard/") -> Routing:
 
 
 def shard_of(key_hash: int, count: int) -> int:
-    """The index of the shard of `split_shards(count)` that owns `key_hash`, without a search.
+    """Return the index of the shard of `split_shards(count)` that owns `key_hash`.
 
     It is the largest i with floor(i * 2**32 / count) <= h, that is i * 2**32 < (h + 1) * count.
     """
@@ -123,7 +115,7 @@ def _check_ids(shards: tuple[Shard, ...]) -> None:
             raise InvalidShards(
                 "shard ids have no common prefix that ends in '/'",
                 where=f"{shards[0].id}, {shard.id}",
-                why="the shards of a task are named by the task, '/', and their range",
+                why="shards are named by their task, '/', and their range",
             )
     for shard in shards:
         if shard.key_begin > shard.key_end:
@@ -158,7 +150,7 @@ def _refuse(what: str, shard: Shard) -> InvalidShards:
     return InvalidShards(
         what,
         where=f"shard {shard.id}",
-        why="shards must tile every key hash and r-clock without gap or overlap",
+        why="shards must tile all key hashes and r-clocks without gaps or overlaps",
     )
 
 

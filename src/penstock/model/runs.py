@@ -1,9 +1,9 @@
-"""What a stretch of rows means to its producer, from its statistics alone.
+"""Sequence whole runs of rows from their statistics, without reading them.
 
-A fragment's writer knows, per producer, each maximal stretch of rows of one kind with no ACK
-between them: a **run**. Sequencing a run and sequencing its rows give the same state and keep the
-same rows, so readers plan from metadata. A run that is *clean*, which is strictly increasing and
-wholly after what was seen, is taken as it is; one case alone needs a look at the rows.
+A fragment's writer records, per producer, each maximal sequence of rows of one kind with no ACK
+between them: a **run**. Sequencing a run gives the same state, and keeps the same rows, as
+sequencing its rows one by one, so readers plan from metadata. A *clean* run, strictly increasing
+and wholly after what was seen, is taken as a whole; only one case needs a look at the rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.model.sequence import Outcome, ProducerState
 
 
 class Run(Struct, frozen=True, kw_only=True, gc=False):
-    """Statistics of a stretch of rows of one producer and one kind; never of ACKs.
+    """Statistics of consecutive rows of one producer and one kind; never of ACKs.
 
-    Rows of other producers may lie between its own, so `rows` is at most the length of the offsets.
+    Rows of other producers may lie between them, so `rows` is at most the length of the offsets.
     """
 
     producer: Producer
@@ -32,9 +32,9 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     clock_min: Clock
     clock_max: Clock
     clock_max_offset: int
-    """Where `clock_max` comes first."""
+    """Offset of the first row with `clock_max`."""
     increasing: bool
-    """Whether clocks strictly increase from row to row."""
+    """True if clocks strictly increase from row to row."""
 
     def __post_init__(self) -> None:
         if self.kind is Flag.ACK_TXN:
@@ -44,12 +44,12 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
                 f"{self.rows} rows do not fit offsets {self.first_offset}..{self.last_offset}"
             )
         if not self.first_offset <= self.clock_max_offset <= self.last_offset:
-            raise ValueError(f"clock_max_offset {self.clock_max_offset} lies outside of the run")
+            raise ValueError(f"clock_max_offset {self.clock_max_offset} lies outside the run")
         if self.clock_min > self.clock_max:
             raise ValueError(f"clock_min {self.clock_min} is above clock_max {self.clock_max}")
 
     def moved(self, by: int) -> Run:
-        """The run with offsets that count from so many rows before."""
+        """Return the run with its offsets moved by `by` rows."""
         return replace(
             self,
             first_offset=self.first_offset + by,
@@ -65,7 +65,7 @@ class RunOutcome(enum.Enum):
     WHOLE = "is clean: every row is new"
     ABOVE = "is new where its clock is above what was seen"
     RUNNING_MAX = "is new where its clock is above what was seen and every row before"
-    READ_ROWS = "begins a span at an offset which only its rows can tell"
+    READ_ROWS = "begins a span at an offset that only its rows show"
     REPLAY_FIRST = Outcome.REPLAY_FIRST.value
     OUTSIDE_WITH_PRECEDING_CONTINUE = Outcome.OUTSIDE_WITH_PRECEDING_CONTINUE.value
     ILLEGAL_CLOCK = Outcome.ILLEGAL_CLOCK.value
@@ -77,18 +77,18 @@ _FATAL = {
 }
 
 
-def seen(state: ProducerState) -> Clock:
-    """The clock up to which rows are duplicates: rows to keep of `ABOVE` are strictly above it."""
+def seen_through(state: ProducerState) -> Clock:
+    """Return the clock up to which rows are duplicates; `ABOVE` keeps rows strictly above it."""
     return max(state.last_commit, state.max_continue)
 
 
 def sequence_run(state: ProducerState, run: Run) -> RunOutcome:
-    """What a run is to its producer's state; decides, changes nothing."""
+    """Decide the outcome of a run for its producer's state; changes nothing."""
     if run.clock_min <= OBSERVED_FLOOR or run.clock_max > CLOCK_MAX:
         return RunOutcome.ILLEGAL_CLOCK
     if run.kind is Flag.OUTSIDE_TXN and (state.max_continue or state.gapped):
         return RunOutcome.OUTSIDE_WITH_PRECEDING_CONTINUE
-    duplicate_through = seen(state)
+    duplicate_through = seen_through(state)
     if run.clock_max <= duplicate_through:
         return RunOutcome.NONE
     if state.gapped:
@@ -101,23 +101,24 @@ def sequence_run(state: ProducerState, run: Run) -> RunOutcome:
 
 
 def fatal_outcome(outcome: RunOutcome) -> Outcome | None:
-    """The outcome to refuse the run with, at its first offset; None if it can be sequenced."""
+    """Return the outcome to refuse a run with, at its first offset; None if there is none."""
     return _FATAL.get(outcome)
 
 
 def advance_run(
     state: ProducerState, outcome: RunOutcome, run: Run, span_begin: int | None = None
 ) -> ProducerState:
-    """The state after a run; `span_begin` is what the rows told after `READ_ROWS`.
+    """Return the state after a run.
 
-    That is the offset of the first row with a clock above `seen(state)`.
+    After `READ_ROWS`, `span_begin` is the offset of the first row with a clock above
+    `seen_through(state)`.
     """
     if outcome is RunOutcome.NONE:
         return state
     if outcome is RunOutcome.REPLAY_FIRST or outcome in _FATAL:
         raise ValueError(f"there is no state after a run that {outcome.value}")
     if (outcome is RunOutcome.READ_ROWS) != (span_begin is not None):
-        raise ValueError("the begin of the span is given if, and only if, it had to be looked up")
+        raise ValueError("span_begin is given if and only if the outcome is READ_ROWS")
     if run.kind is Flag.OUTSIDE_TXN:
         return ProducerState(last_commit=run.clock_max, offset=-(run.clock_max_offset + 1))
     if state.max_continue != NEVER:

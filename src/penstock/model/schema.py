@@ -1,9 +1,9 @@
-"""A collection's schema, compiled: which documents are valid, and which reductions they activate.
+"""A compiled schema: which documents are valid, and which reductions they activate.
 
-Validation is jsonschema-rs, with formats as assertions and two formats more on strings: `integer`
-and `number`. What it finds comes back as values (`Violation`), never as exceptions, because a bad
-document must not stop the good ones beside it. A compiled schema does not cross processes: send
-`text`, and let `compiled(text)` compile it once per process.
+Validation is jsonschema-rs, with formats as assertions and two more formats of strings: `integer`
+and `number`. Findings are values (`Violation`), never exceptions, because a bad document must not
+stop the good ones beside it. A compiled schema does not cross processes: send `text`, and let
+`compiled(text)` compile it once per process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import msgspec
 
 from penstock.model import pointer
 from penstock.model.draft import Draft
-from penstock.model.explain import Violation, explain
 from penstock.model.infer import infer
 from penstock.model.json_order import Json, canonical_json
 from penstock.model.reduce import Rule
 from penstock.model.shape import Shape
+from penstock.model.violations import Violation, explain_error
 
 _INTEGER = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|NaN|-?Infinity")
@@ -31,7 +31,7 @@ FORMATS: Final = {
     "integer": lambda text: _INTEGER.fullmatch(text) is not None,
     "number": lambda text: _NUMBER.fullmatch(text) is not None,
 }
-"""String formats beyond the standard ones: digits, and JSON numbers with NaN and infinities."""
+"""Formats beyond the standard ones: digits, and JSON numbers with NaN and infinities."""
 
 _ORDER: Final = {
     keyword: at
@@ -60,14 +60,14 @@ _ORDER: Final = {
         )
     )
 }
-"""The schema order of keywords that apply a schema: as `infer` reads them, not as written."""
+"""Schema order of keywords that apply a schema: as `infer` reads them, not as written."""
 
 _IN_PLACE: Final = frozenset(list(_ORDER)[: list(_ORDER).index("contains")])
 _NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 
 
 class CompiledSchema:
-    """One self-contained schema, in which `check_schema` found no error, ready for documents."""
+    """A self-contained schema in which `check_schema` found no error, ready for documents."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema = schema
@@ -86,20 +86,20 @@ class CompiledSchema:
         return infer(self.schema)
 
     def violations(self, document: Json) -> tuple[Violation, ...]:
-        """Everything that is wrong with a document, in the order of its locations."""
+        """Return everything that is wrong with a document, sorted by location."""
         found = [
             violation
             for error in self._validator.iter_errors(document)
-            for violation in explain(error, document, self.shape)
+            for violation in explain_error(error, document, self.shape)
         ]
         return tuple(sorted(set(found), key=lambda v: (v.pointer, v.schema_pointer, v.message)))
 
     def active_rules(self, document: Json) -> Mapping[str, Rule]:
-        """The reduction that acts at each location of a valid document.
+        """Return the reduction that acts at each location of a valid document.
 
         Of the annotations that validation passes through at a location, the one with the fewest
-        in-place applicators above it acts; of equals, the later in the schema. Which annotation is
-        behind which applicators is dear to find out, so it is only asked where two can meet.
+        in-place applicators above it acts; of equals, the later in the schema. Finding the
+        applicators of an annotation is expensive, so it is done only where two can meet.
         """
         if not self._annotated:
             return {}
@@ -132,7 +132,7 @@ class CompiledSchema:
 
 @functools.lru_cache(maxsize=64)
 def compiled(text: str) -> CompiledSchema:
-    """The schema of this canonical text, compiled once per process."""
+    """Compile the schema of this canonical text, once per process."""
     return CompiledSchema(json.loads(text))
 
 
@@ -148,7 +148,7 @@ def _parsed(annotation: str) -> Rule:
 
 
 def _locations(shape: Shape) -> Iterator[Shape]:
-    """The shape and everything below it."""
+    """Yield the shape and everything below it."""
     yield shape
     for _, _, below in shape.children():
         yield from _locations(below)
@@ -159,7 +159,7 @@ _Path = tuple[tuple[int, int, str], ...]
 
 @functools.lru_cache(maxsize=65536)
 def _position(evaluation_path: str) -> tuple[int, _Path]:
-    """How many in-place applicators end a path, and a key that sorts paths in schema order."""
+    """Count the in-place applicators that end a path; return it with a key in schema order."""
     steps: list[tuple[int, int, str]] = []
     depth = 0
     tokens = iter(pointer.parse(evaluation_path))
@@ -180,10 +180,10 @@ def _position(evaluation_path: str) -> tuple[int, _Path]:
 def read_documents(
     schema: CompiledSchema, texts: Iterable[str | bytes]
 ) -> Iterator[tuple[Json, tuple[Violation, ...]]]:
-    """Parse and validate documents. Each comes with what is wrong with it: nothing, if it is valid.
+    """Parse and validate documents. Yield each with its violations: none if it is valid.
 
-    Of a repeated member, the last one stands. What JSON's grammar allows and no value can be is
-    refused: half a surrogate pair, a number beyond every double.
+    Of a repeated member, the last one counts. Text that JSON's grammar allows but no value can
+    represent is refused: half a surrogate pair, a number beyond every double.
     """
     decode, is_valid = _decoder.decode, schema.is_valid
     for text in texts:
@@ -191,7 +191,7 @@ def read_documents(
             document = decode(text)
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
             half = _half_a_pair(text)
-            why = str(e) if half is None else f"{half} is half of a surrogate pair, no character"
+            why = str(e) if half is None else f"{half} is half of a surrogate pair"
             message = f"is not a JSON document: {why}"
             yield None, (Violation(pointer="", schema_pointer="", message=message),)
             continue
@@ -199,11 +199,11 @@ def read_documents(
 
 
 _ESCAPE = re.compile(rb"\\\\|\\u(d[89ab]..)\\u(d[c-f]..)|\\u(d[89a-f]..)", re.IGNORECASE)
-"""An escaped backslash, which begins no other escape; a surrogate pair; half of one."""
+"""An escaped backslash, which starts no other escape; a surrogate pair; or half of one."""
 
 
 def _half_a_pair(text: str | bytes) -> str | None:
-    """The first escape in a text that is half of a surrogate pair: msgspec calls it truncated."""
+    """Return the first escape that is half of a surrogate pair; msgspec calls it truncated."""
     data = text.encode(errors="replace") if isinstance(text, str) else text
     halves = (found[3] for found in _ESCAPE.finditer(data) if found[3])
     return next((f"\\u{half.decode(errors='replace')}" for half in halves), None)

@@ -1,19 +1,18 @@
-"""What a document means to its producer: new, a duplicate, a commit, or a failure undone.
+"""Sequencing: is a document new, a duplicate, a commit or a rollback?
 
 Writers append at least once and may die at any point, so a journal holds duplicates, spans that
 were never closed, and spans that were closed by discarding them. Readers see each committed
-document once because every reader keeps, per (binding, journal, producer), the state below and asks
+document once, because every reader keeps the state below per (binding, journal, producer) and asks
 one question of each document:
 
-    outcome = sequence(state, kind, clock)                       # decides, changes nothing
-    effects = effects_of(state, outcome, clock, offset, bounds)  # what the reader does about it
-    state = advance(state, outcome, clock, offset)               # changes, decides nothing
+    outcome = sequence(state, kind, clock)          # decides, changes nothing
+    state = advance(state, outcome, clock, offset)  # changes, decides nothing
 
-States are values: a reader whose append fails simply keeps the one it had.
+States are values: a reader whose append fails keeps the one it had.
 
-A **span** is a run of CONTINUE documents with no ACK of their producer among them. Three clocks
-decide everything: the document's, L (`last_commit`) and X (`max_continue`). L only falls on a *deep
-rollback*, by which a writer admits that it lost its write-ahead log.
+A **span** is a sequence of CONTINUE documents with no ACK of their producer among them. Three
+clocks decide everything: the document's, L (`last_commit`) and X (`max_continue`). L only falls on
+a *deep rollback*, by which a writer admits that it lost its write-ahead log.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
 
 
 class ProducerState(Struct, frozen=True, kw_only=True, gc=False):
-    """What one reader knows of one producer in one journal.
+    """One reader's state of one producer in one journal.
 
-    A span is open iff `max_continue` is not zero, or `gapped`. `offset` is signed as in
+    A span is open if `max_continue` is not zero, or if `gapped`. `offset` is signed as in
     `ProducerFrontier`.
     """
 
     last_commit: Clock = NEVER
     max_continue: Clock = NEVER
-    """Greatest clock of the open span; zero if there is none. Not persisted: spans are re-read."""
+    """Greatest clock of the open span; zero if none. Not persisted: spans are read again."""
     offset: int = 0
     gapped: bool = False
-    """The span begins before the offset that reading resumed at: its rows are to be replayed."""
+    """The span begins before the offset where reading resumed: its rows must be replayed."""
 
     def report(self, producer: Producer) -> ProducerFrontier:
-        """The frontier entry of this state; an open span without a commit reports the floor."""
+        """Return the frontier entry; an open span without a commit reports the floor."""
         observed = self.max_continue != NEVER and self.last_commit == NEVER
         return ProducerFrontier(
             producer=producer,
@@ -56,7 +55,7 @@ class ProducerState(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Outcome(enum.Enum):
-    """What a document is to the state it met. The last four are never met in a sound journal."""
+    """What a document is to the state it meets. A sound journal never has the last four."""
 
     OUTSIDE_DUPLICATE = "is covered by an earlier commit"
     OUTSIDE_COMMIT = "commits itself"
@@ -69,14 +68,14 @@ class Outcome(enum.Enum):
     ACK_CLEAN_ROLLBACK = "discards the open span, back to the last commit"
     ACK_DEEP_ROLLBACK = "discards the open span, back to before the last commit"
     REPLAY_FIRST = "continues or closes a span whose first rows were not read since resuming"
-    OUTSIDE_WITH_PRECEDING_CONTINUE = "is outside of transactions, but its producer has a span open"
-    ACK_PARTIAL_COMMIT = "would commit a part of the open span"
-    REPLAY_MEETS_CLOSE = "commits a span which the checkpoint says was open here"
+    OUTSIDE_WITH_PRECEDING_CONTINUE = "is outside any transaction, but a span is open"
+    ACK_PARTIAL_COMMIT = "would commit part of the open span"
+    REPLAY_MEETS_CLOSE = "commits a span that the checkpoint says is open here"
     ILLEGAL_CLOCK = "has a clock that no publisher stamps"
 
     @property
     def is_duplicate(self) -> bool:
-        """The document changes nothing at all."""
+        """The document changes nothing."""
         return self in _DUPLICATES
 
     @property
@@ -91,7 +90,7 @@ class Outcome(enum.Enum):
 
     @property
     def is_fatal(self) -> bool:
-        """The journal contradicts itself; `refusal` says how."""
+        """The journal contradicts itself: raise `sequence_error`."""
         return self in _FATAL
 
 
@@ -111,9 +110,9 @@ _FATAL: Final = frozenset(
 
 
 def sequence(state: ProducerState, kind: Flag, clock: Clock) -> Outcome:
-    """What a document of this kind and clock is to its producer's state.
+    """Decide the outcome of a document of this kind and clock for its producer's state.
 
-    The observed floor is not a clock of documents: it stands for having committed nothing.
+    No document has the observed floor as its clock: it stands for "never committed".
     """
     if not OBSERVED_FLOOR < clock <= CLOCK_MAX:
         return Outcome.ILLEGAL_CLOCK
@@ -162,7 +161,7 @@ def _sequence_ack(state: ProducerState, clock: Clock) -> Outcome:
 
 
 def advance(state: ProducerState, outcome: Outcome, clock: Clock, offset: int) -> ProducerState:
-    """The state after the document at `offset`, which `sequence` gave this outcome."""
+    """Return the state after the document at `offset`, whose outcome `sequence` decided."""
     match outcome:
         case Outcome.CONTINUE_BEGIN_SPAN:
             return ProducerState(last_commit=state.last_commit, max_continue=clock, offset=offset)
@@ -194,9 +193,9 @@ def advance(state: ProducerState, outcome: Outcome, clock: Clock, offset: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Which clocks a binding wants: `not_before <= clock < not_after`, and none truncated away.
+    """The clocks that a binding wants: `not_before <= clock < not_after`, and not truncated.
 
-    Documents outside of the bounds are not delivered, and are sequenced all the same.
+    Documents outside the bounds are sequenced, but not delivered.
     """
 
     not_before: Clock = UNIX_EPOCH
@@ -204,50 +203,13 @@ class Bounds:
     truncated_at: Clock = NEVER
 
     def admit(self, clock: Clock) -> bool:
-        """Whether a document of this clock is delivered."""
+        """True if a document of this clock is delivered."""
         return self.not_before <= clock < self.not_after and clock >= self.truncated_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
-    """What a reader does about a document, beside storing the state after it."""
-
-    append: bool = False
-    """Deliver the document, once its span commits."""
-    close: bool = False
-    """Progress was made that others may be told of: flush, and extract hints if it is an ACK."""
-    extract_hints: bool = False
-    void: range | None = None
-    """Offsets at which rows of this producer were appended, and must never become visible.
-
-    Visibility compares clocks, and a producer that commits after a rollback passes the clocks of
-    the rows it discarded.
-    """
-
-
-NOTHING: Final = Effects()
-
-
-def effects_of(
-    state: ProducerState, outcome: Outcome, clock: Clock, offset: int, bounds: Bounds
-) -> Effects:
-    """The effects of the document at `offset` that met `state` with this outcome."""
-    match outcome:
-        case Outcome.OUTSIDE_COMMIT:
-            return Effects(append=bounds.admit(clock), close=True)
-        case Outcome.CONTINUE_BEGIN_SPAN | Outcome.CONTINUE_EXTEND_SPAN:
-            return Effects(append=bounds.admit(clock))
-        case Outcome.ACK_COMMIT | Outcome.ACK_EMPTY:
-            return Effects(close=True, extract_hints=True)
-        case Outcome.ACK_CLEAN_ROLLBACK | Outcome.ACK_DEEP_ROLLBACK:
-            return Effects(close=True, extract_hints=True, void=range(state.offset, offset))
-        case _:
-            return NOTHING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Where to read a journal from, and the state of each producer there."""
+    """The offset to read a journal from, and the state of each producer there."""
 
     offset: int
     states: dict[Producer, ProducerState]
@@ -258,7 +220,7 @@ def resume(entries: Iterable[ProducerFrontier]) -> Resume:
 
     Reading starts at the cut floor, the furthest offset that any entry names, and not at the oldest
     open span: one abandoned span would make every restart read everything after it. The span of a
-    *gapped* producer begins before the floor, and is replayed if that producer is heard of again.
+    *gapped* producer begins before the floor, and is replayed if that producer writes again.
     """
     entries = tuple(entries)
     floor = max((abs(entry.offset) for entry in entries), default=0)
@@ -276,30 +238,30 @@ def resume(entries: Iterable[ProducerFrontier]) -> Resume:
 
 
 def begin_replay(state: ProducerState) -> ProducerState:
-    """The state to replay a gapped span with, after `REPLAY_FIRST`.
+    """Return the state to replay a gapped span with, after `REPLAY_FIRST`.
 
-    Replay the producer's rows from `state.offset` up to the document that asked for it, judging
+    Replay the producer's rows from `state.offset` up to the document with that outcome, deciding
     each with `sequence_replay`; then sequence that document again. If nothing is left of the span,
     it was removed with its fragments, and the document meets a state without a span.
     """
     if not state.gapped:
-        raise ValueError("only a gapped producer is replayed")
+        raise ValueError("only a gapped producer can be replayed")
     return replace(state, gapped=False)
 
 
 def sequence_replay(state: ProducerState, kind: Flag, clock: Clock) -> Outcome:
-    """As `sequence`, for a row within a replayed range, where the checkpoint says no commit is."""
+    """Like `sequence`, for a row in a replayed range, where the checkpoint says no commit is."""
     outcome = sequence(state, kind, clock)
     return Outcome.REPLAY_MEETS_CLOSE if outcome.is_commit else outcome
 
 
 class SequenceError(PenstockError):
-    """A journal's documents contradict each other, or the checkpoint; the session must end."""
+    """A journal's documents contradict each other or the checkpoint. The session must end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The document an error is about."""
+    """The document that an error is about."""
 
     journal: str
     binding: int
@@ -308,20 +270,20 @@ class Position:
 
 
 _FIX: Final = {
-    Outcome.OUTSIDE_WITH_PRECEDING_CONTINUE: "one writer per producer: find who else uses this one",
+    Outcome.OUTSIDE_WITH_PRECEDING_CONTINUE: "one writer per producer: find the other writer",
     Outcome.ACK_PARTIAL_COMMIT: (
-        "roll back with the producer's last commit in this journal, "
-        "and not at all where it never committed"
+        "roll back to the producer's last commit in this journal, "
+        "or not at all where it never committed"
     ),
-    Outcome.REPLAY_MEETS_CLOSE: "the checkpoint is not of this journal; reset this binding",
+    Outcome.REPLAY_MEETS_CLOSE: "the checkpoint is of another journal: reset this binding",
     Outcome.ILLEGAL_CLOCK: "write to journals with a publisher, which stamps documents",
 }
 
 
-def refusal(
+def sequence_error(
     outcome: Outcome, state: ProducerState, kind: Flag, clock: Clock, at: Position
 ) -> SequenceError:
-    """The error of a fatal outcome, with everything needed to find the document and its cause."""
+    """Return the error of a fatal outcome, with what helps to find the document and its cause."""
     return SequenceError(
         f"{kind.name} document cannot be sequenced: it {outcome.value}",
         where=(

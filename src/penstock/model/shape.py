@@ -1,14 +1,14 @@
-"""What is known of each location of a document before any document is seen.
+"""Shapes: what a schema says about each location of a document.
 
-A `Shape` stands for a set of JSON values: those it `admits`. Everything here may make that set too
-large, never too small: a value that is valid under a schema is admitted by the shape inferred from
-it (`penstock.model.infer`), whatever keywords the inference does not understand. So a shape may
-promise a column type, and may not promise validity.
+A `Shape` stands for a set of JSON values: those it `admits`. Operations may make that set too
+large, never too small: a shape inferred from a schema (`penstock.model.infer`) admits every value
+that is valid under it, whatever keywords inference does not understand. So a shape can promise a
+column type, but not validity.
 
-`union` and `intersect` follow the sets: a value admitted by either operand is admitted by their
-union, a value admitted by both is admitted by their intersection. Facets belong to a type: bounds
-to numbers, properties to objects. A facet of a type that a shape does not have says nothing, hence
-the union of null with "a number from 0 to 9" still knows 0 to 9.
+`union` and `intersect` follow the sets: a union admits what either operand admits, an intersection
+admits what both do. Facets belong to a type: bounds to numbers, properties to objects. A facet of a
+type that a shape does not have says nothing, so the union of null with "a number from 0 to 9" still
+has the bounds 0 and 9.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.model.json_order import ABSENT, Absent, Json
 from penstock.model.pointer import index, parse
 
 JsonType: TypeAlias = Literal["null", "boolean", "integer", "number", "string", "array", "object"]
-"""`integer` is the integral numbers, 1.0 among them; `number` is all of them, integers included."""
+"""`integer` is all integral numbers, including 1.0; `number` includes integers."""
 
 Number: TypeAlias = int | float
 Redact: TypeAlias = Literal["block", "sha256"]
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Facets of numbers. Bounds are inclusive; an exclusive bound is kept as inclusive."""
+    """Facets of numbers. Bounds are inclusive; an exclusive bound is stored as inclusive."""
 
     minimum: Number | None = None
     maximum: Number | None = None
@@ -65,7 +65,7 @@ class Strings:
 class Arrays:
     """Facets of arrays: the first items by position (`prefix`), then `items` for all others.
 
-    `items` None is "any value", spelled so that a shape can be built without knowing one.
+    `items` None means "any value", so that a shape can be built before ANY exists.
     """
 
     items: Shape | None = None
@@ -74,7 +74,7 @@ class Arrays:
     max_items: int | None = None
 
     def item(self, at: int) -> Shape:
-        """The shape of the item at a position; NOTHING where no array reaches."""
+        """Return the shape of the item at a position; NOTHING beyond `max_items`."""
         if self.max_items is not None and at >= self.max_items:
             return NOTHING
         return self.prefix[at] if at < len(self.prefix) else self.items or ANY
@@ -87,7 +87,7 @@ class Arrays:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Property:
-    """A named member. `required` is about documents: a default does not make a member present."""
+    """A named member. `required` means present in documents, which a default does not ensure."""
 
     shape: Shape
     required: bool
@@ -97,8 +97,9 @@ class Property:
 class Objects:
     """Facets of objects: named members, else members by pattern, else `additional`.
 
-    The shape of a named member already includes the patterns its name matches. A name that matches
-    several patterns has the shape of all of them. `additional` None is "any value": an open object.
+    The shape of a named member already includes the patterns that its name matches. A name that
+    matches several patterns has the shape of all of them. `additional` None means "any value": an
+    open object.
     """
 
     properties: Mapping[str, Property] = dataclasses.field(default_factory=dict)
@@ -106,7 +107,7 @@ class Objects:
     additional: Shape | None = None
 
     def member(self, name: str) -> Shape:
-        """The shape of the member `name`, if it is there."""
+        """Return the shape of the member `name` where it is present."""
         if name in self.properties:
             return self.properties[name].shape
         matching = [shape for pattern, shape in self.patterns if matches(pattern, name)]
@@ -117,7 +118,7 @@ class Objects:
 
     @property
     def closed(self) -> bool:
-        """Whether no member but the named ones can be there."""
+        """True if only named members are allowed."""
         return not self.patterns and self.additional is not None and self.additional.impossible
 
 
@@ -126,14 +127,14 @@ class Reduction:
     """One `reduce` annotation that may act at a location.
 
     `depth` counts the in-place applicators ($ref, allOf, anyOf, oneOf, if, then, else) between it
-    and the location. `always` says that it is active for every valid value there.
+    and the location. `always` means that it is active for every valid value there.
     """
 
     annotation: Mapping[str, Json]
     depth: int
     always: bool
     origin: str = dataclasses.field(default="", compare=False)
-    """Where the schema says so, as a pointer into the schema."""
+    """Pointer to the annotation in the schema."""
 
     @property
     def strategy(self) -> str:
@@ -142,7 +143,7 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is known of one location. `types` never holds both `integer` and `number`."""
+    """The values that one location may have. `types` never holds both `integer` and `number`."""
 
     types: frozenset[JsonType]
     numbers: Numbers = Numbers()
@@ -150,7 +151,7 @@ class Shape:
     arrays: Arrays = Arrays()
     objects: Objects = Objects()
     enum: tuple[Json, ...] | None = None
-    """Every value there can be, if the schema lists them."""
+    """All possible values, if the schema lists them."""
     default: Json | Absent = ABSENT
     title: str | None = None
     description: str | None = None
@@ -161,9 +162,9 @@ class Shape:
     reductions: tuple[Reduction, ...] = ()
     """Every annotation that may be active here, in schema order; `fixed_reduction` ranks them."""
     cut: bool = False
-    """Inference stopped here (recursion): below, more may be true, and more may be annotated."""
+    """Inference stopped here because of recursion: more may be annotated below."""
     origin: str | None = dataclasses.field(default=None, compare=False)
-    """Where the schema describes this location, as a pointer into the schema."""
+    """Pointer to this location's description in the schema."""
 
     @property
     def impossible(self) -> bool:
@@ -175,7 +176,7 @@ class Shape:
 
     @property
     def not_null(self) -> frozenset[JsonType]:
-        """The types other than null: what decides the column type."""
+        """The types other than null, which decide the column type."""
         return self.types - {"null"}
 
     @property
@@ -183,9 +184,9 @@ class Shape:
         return self.objects.properties
 
     def children(self) -> Iterator[tuple[str | int | None, bool, Shape]]:
-        """Every location directly below, as (name or index, is it required there, shape).
+        """Yield every location directly below, as (name or index, required, shape).
 
-        Items and members that have no name of their own come as None.
+        The name is None for items and members that have none of their own.
         """
         for name, member in self.properties.items():
             yield name, member.required, member.shape
@@ -198,13 +199,13 @@ class Shape:
                 yield None, False, unnamed
 
     def fixed_reduction(self) -> Reduction | Literal["conditional"] | None:
-        """The annotation that acts here whatever the document is, or None if none ever does.
+        """Return the annotation that acts here in every document; None if none ever does.
 
         "conditional" if documents differ: the annotation that ranks first is not always active.
         """
         if not self.reductions:
             return None
-        best = rank(self.reductions)[0]
+        best = _rank(self.reductions)[0]
         if best.always:
             return best
         agree = all(r.annotation == best.annotation for r in self.reductions)
@@ -213,8 +214,8 @@ class Shape:
         return "conditional"
 
 
-def rank(candidates: Iterable[Reduction]) -> list[Reduction]:
-    """Competing annotations, the winner first: fewest applicators, then the later in the schema."""
+def _rank(candidates: Iterable[Reduction]) -> list[Reduction]:
+    """Sort competing annotations, winner first: fewest applicators, then later in the schema."""
     ordered = list(enumerate(candidates))
     return [r for _, r in sorted(ordered, key=lambda at: (at[1].depth, -at[0]))]
 
@@ -224,12 +225,12 @@ NOTHING = Shape(types=frozenset())
 
 
 def of_type(*types: JsonType) -> Shape:
-    """The shape of all values of the given types."""
+    """Return the shape of all values of the given types."""
     return Shape(types=_normal(frozenset(types)))
 
 
 def of_values(values: Iterable[Json]) -> Shape:
-    """The shape of exactly these values, with the bounds that follow from them."""
+    """Return the shape of exactly these values, with the bounds that follow."""
     listed = tuple(values)
     numbers = [v for v in listed if isinstance(v, int | float) and not isinstance(v, bool)]
     lengths = [len(v) for v in listed if isinstance(v, str)]
@@ -242,7 +243,7 @@ def of_values(values: Iterable[Json]) -> Shape:
 
 
 def type_of(value: Json) -> JsonType:
-    """The narrowest type of a JSON value: 1.0 is an integer."""
+    """Return the narrowest type of a JSON value: 1.0 is an integer."""
     match value:
         case None:
             return "null"
@@ -260,14 +261,14 @@ def type_of(value: Json) -> JsonType:
             return "integer" if value == value // 1 else "number"
 
 
-def same(a: Json, b: Json) -> bool:
-    """Equality of JSON values: 1 equals 1.0, and true equals neither."""
+def json_equal(a: Json, b: Json) -> bool:
+    """True if two JSON values are equal: 1 equals 1.0, and true equals neither."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(json_equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
+        return a.keys() == b.keys() and all(json_equal(v, b[k]) for k, v in a.items())
     return bool(a == b)
 
 
@@ -277,16 +278,16 @@ def _pattern(pattern: str) -> Callable[[Json], bool]:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a JSON Schema regular expression matches, exactly as validation decides it."""
+    """True if a JSON Schema regular expression matches, exactly as in validation."""
     return _pattern(pattern)(text)
 
 
 def admits(shape: Shape, value: Json) -> bool:
-    """Whether `value` belongs to the shape: the meaning of every other operation here."""
+    """True if `value` belongs to the shape. This defines every other operation here."""
     kind = type_of(value)
     if kind not in shape.types and not (kind == "integer" and "number" in shape.types):
         return False
-    if shape.enum is not None and not any(same(value, listed) for listed in shape.enum):
+    if shape.enum is not None and not any(json_equal(value, listed) for listed in shape.enum):
         return False
     match value:
         case bool() | None:
@@ -312,10 +313,10 @@ def admits(shape: Shape, value: Json) -> bool:
 
 
 def locate(shape: Shape, pointer: str) -> tuple[Shape, bool]:
-    """The shape at `pointer`, and whether every document surely has a value there.
+    """Return the shape at `pointer`, and True if every document has a value there.
 
-    Surely: `required` on every step, or `minItems` above an index, or a default at the location
-    itself, which is what a missing value is read as.
+    That needs `required`, or `minItems` above an index, at every step; or a default at the location
+    itself, which a missing value is read as.
     """
     exists = True
     for token in parse(pointer):
@@ -334,7 +335,7 @@ def locate(shape: Shape, pointer: str) -> tuple[Shape, bool]:
 
 
 def union(a: Shape, b: Shape) -> Shape:
-    """What is known when one of the two holds. Admits everything that either admits."""
+    """Return a shape that admits everything that either admits."""
     if a is b:
         return a  # and so ANY, whose items and members are ANY again, ends the descent
     if a.impossible or b.impossible:
@@ -359,17 +360,17 @@ def union(a: Shape, b: Shape) -> Shape:
 
 
 def intersect(a: Shape, b: Shape) -> Shape:
-    """What is known when both hold. Admits everything that both admit.
+    """Return a shape that admits everything that both admit.
 
-    Of annotations that can be said once (title, default, format) the one of `b` stands, so callers
-    pass the outer schema second.
+    Of single annotations (title, default, format) that of `b` wins, so callers pass the outer
+    schema second.
     """
     if a is ANY or b is ANY:
         return b if a is ANY else a
     types = _meet_types(a.types, b.types)
     enum = a.enum if b.enum is None else b.enum
     if a.enum is not None and b.enum is not None:
-        enum = tuple(v for v in b.enum if any(same(v, w) for w in a.enum))
+        enum = tuple(v for v in b.enum if any(json_equal(v, w) for w in a.enum))
     both = Shape(
         types=types,
         numbers=_intersect_numbers(a.numbers, b.numbers),
@@ -390,10 +391,10 @@ def intersect(a: Shape, b: Shape) -> Shape:
 
 
 def narrow(shape: Shape) -> Shape:
-    """The same set with what follows from its facets: types no value of which is left are dropped.
+    """Return the same set without types that the facets leave no value of.
 
-    A listed value that the facets refuse is dropped from the list, a type without listed values is
-    dropped from the types, and facets of dropped types are forgotten.
+    A listed value that the facets refuse is dropped from the list, a type without listed values
+    from the types, and the facets of dropped types are reset.
     """
     types = set(shape.types)
     if shape.enum is not None:
@@ -447,21 +448,21 @@ def _either(
     right: _T,
     join: Callable[[_T, _T], _T],
 ) -> _T:
-    """The facet of a union: joined where both sides have the type, else of the side that has it."""
+    """Return a facet of a union: joined if both sides have the type, else of the side with it."""
     if not a.types.intersection(types):
         return right
     return join(left, right) if b.types.intersection(types) else left
 
 
 def _tighter(a: _T | None, b: _T | None, choose: Callable[[_T, _T], _T]) -> _T | None:
-    """Of two bounds that both hold the chosen one; None is "no bound"."""
+    """Choose between two bounds that both hold; None is "no bound"."""
     if a is None or b is None:
         return b if a is None else a
     return choose(a, b)
 
 
 def _looser(a: _T | None, b: _T | None, choose: Callable[[_T, _T], _T]) -> _T | None:
-    """Of two bounds, one of which holds, the chosen one."""
+    """Choose between two bounds of which one holds."""
     return None if a is None or b is None else choose(a, b)
 
 
@@ -527,7 +528,7 @@ def _union_objects(a: Objects, b: Objects) -> Objects:
         patterns = tuple(
             (p, union(s, t)) for (p, s), (_, t) in zip(a.patterns, b.patterns, strict=True)
         )
-    else:  # which side a name belongs to cannot be told by pattern any more
+    else:  # a pattern no longer shows which side a name belongs to
         unnamed = functools.reduce(union, (s for _, s in a.patterns + b.patterns), unnamed)
     return Objects(
         properties={
@@ -544,8 +545,8 @@ def _union_objects(a: Objects, b: Objects) -> Objects:
 
 def _intersect_objects(a: Objects, b: Objects) -> Objects:
     names = sorted(a.properties.keys() | b.properties.keys())
-    # A name under a pattern of one side is an additional one of the other, unless that has patterns
-    # as well: then which of them it matches is unknown, and the wider answer is taken.
+    # A name under a pattern of one side is an additional one of the other, unless that side has
+    # patterns too: which of them it matches is then unknown, so take the wider shape.
     patterns = tuple(
         (p, s if other.patterns else intersect(s, other.additional or ANY))
         for side, other in ((a, b), (b, a))
@@ -565,7 +566,7 @@ def _intersect_objects(a: Objects, b: Objects) -> Objects:
 
 
 def _open(shape: Shape) -> Shape | None:
-    """One spelling of "any value" as a facet."""
+    """Spell "any value" as None in facets."""
     return None if shape == ANY else shape
 
 
@@ -576,29 +577,29 @@ def _values(shape: Shape) -> tuple[Json, ...] | None:
 def _union_enum(a: tuple[Json, ...] | None, b: tuple[Json, ...] | None) -> tuple[Json, ...] | None:
     if a is None or b is None:
         return None
-    return a + tuple(v for v in b if not any(same(v, w) for w in a))
+    return a + tuple(v for v in b if not any(json_equal(v, w) for w in a))
 
 
 def _same_default(a: Shape, b: Shape) -> bool:
     if a.default is ABSENT or b.default is ABSENT:
         return a.default is b.default
-    return same(a.default, b.default)
+    return json_equal(a.default, b.default)
 
 
 def _stricter(a: Redact | None, b: Redact | None) -> Redact | None:
-    """Redaction is about safety: where two schemas disagree, more is taken away."""
+    """Err on the side of safety: where two schemas disagree, remove more."""
     return "block" if "block" in (a, b) else a or b
 
 
 def _blame(a: Shape, b: Shape) -> str | None:
-    """The origin of two shapes: that of `b`, but an impossible one is to blame for what follows."""
+    """Return the origin of two shapes: that of `b`, but an impossible one takes the blame."""
     if a.impossible or b.impossible:
         return b.origin if b.impossible else a.origin
     return a.origin if b.origin is None else b.origin
 
 
 def _union_reductions(a: Shape, b: Shape) -> tuple[Reduction, ...]:
-    """Either side's candidates; none is sure to be active, unless both sides settle on the same."""
+    """Return both sides' candidates; none is always active unless both sides agree on one."""
     left, right = a.fixed_reduction(), b.fixed_reduction()
     if isinstance(left, Reduction) and left == right:
         others = tuple(r for r in a.reductions + b.reductions if r not in (left, right))

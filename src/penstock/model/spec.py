@@ -1,12 +1,12 @@
-"""Built specs: what a catalog means once every mistake is out of it.
+"""Specs: the meaning of a catalog, as values.
 
-Values only. A spec holds no reference to a file, a position or another spec: names stand for
-collections and tasks, code and schemas are inside, and secrets stay the references they were
-written as (`${env:NAME}`). So a spec can be recorded, compared, and sent to another process, and
-the same catalog gives the same specs wherever it lies.
+A spec holds no reference to a file, a position or another spec: names stand for collections and
+tasks, code and schemas are inside, and secrets stay references (`${env:NAME}`). So a spec can be
+recorded, compared, and sent to another process, and the same catalog gives the same specs wherever
+its files are.
 
-`fingerprint` is equal for equal specs, in any process and version of Python; a task whose
-fingerprint did not change need not be touched when a catalog is applied again.
+`fingerprint` is equal for equal specs, in any process and version of Python. Applying a catalog
+again leaves tasks alone whose fingerprint did not change.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from penstock.model.json_order import Json, canonical_json
 
 Scalar: TypeAlias = bool | int | str | None
-"""What a key or a partition field can be."""
+"""A value of a key or a partition field."""
+
+SECRET_REFERENCE: Final = re.compile(r"(?<!\$)\$\{(?P<kind>env|file):(?P<name>[^}]*)\}")
+"""`${env:NAME}` or `${file:path}`, as a whole text or a part of one; `$${` is a literal `${`."""
 
 _T = TypeVar("_T")
 
 
 class Frozen:
-    """A JSON value that cannot change: it is kept as its canonical text, and compares by it."""
+    """An immutable JSON value: stored as its canonical text, and compared by it."""
 
     __slots__ = ("text",)
     text: str
@@ -38,11 +42,11 @@ class Frozen:
 
     @property
     def value(self) -> Any:  # noqa: ANN401 - any JSON value, and callers know which
-        """The value, a new one each time."""
+        """The value; a new object each time."""
         return json.loads(self.text)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Frozen value does not change")
+        raise AttributeError("a Frozen value is immutable")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Frozen) and self.text == other.text
@@ -64,8 +68,8 @@ class Frozen:
 class Field:
     """A named location: a column, a parameter, perhaps a partition. Names are unique.
 
-    Every location that the schema names is a field, called by its pointer without the first slash;
-    `declared` ones are the catalog's own.
+    Every location that the schema names is a field, named by its pointer without the first slash.
+    `declared` fields are the catalog's own projections.
     """
 
     name: str
@@ -76,7 +80,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fragments:
-    """How the files of a journal are written and kept; None is the default of the deployment."""
+    """How a journal's files are written and kept; None is the deployment's default."""
 
     codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] | None = None
     length_bytes: int | None = None
@@ -86,14 +90,14 @@ class Fragments:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionSpec:
-    """A keyed set of documents. Documents of one key are reduced by the read schema."""
+    """A keyed set of documents. The read schema reduces documents of one key."""
 
     name: str
     key: tuple[str, ...]
     write_schema: Frozen
     read_schema: Frozen
     reads_inferred: bool = False
-    """The read schema refers to the inferred one, which grows with the documents."""
+    """The read schema refers to the inferred schema, which grows with the documents."""
     fields: tuple[Field, ...]
     fragments: Fragments = Fragments()
     derivation: DerivationSpec | None = None
@@ -105,11 +109,11 @@ class CollectionSpec:
 
     @property
     def partitions(self) -> tuple[Field, ...]:
-        """The fields whose values split the collection, in the order of their names."""
+        """The fields whose values split the collection, sorted by name."""
         return tuple(sorted((f for f in self.fields if f.partition), key=lambda f: f.name))
 
 
-# --- what tasks share ---
+# --- shared by tasks ---
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class FieldValues:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Which partitions: every included field has a listed value, and no excluded one has."""
+    """Selects partitions: every included field has a listed value, no excluded field has one."""
 
     include: tuple[FieldValues, ...] = ()
     exclude: tuple[FieldValues, ...] = ()
@@ -130,7 +134,7 @@ class Selector:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a transform or binding reads. Times are RFC 3339 in UTC, and filter on publish time."""
+    """The source of a transform or binding. Times filter by publish time: RFC 3339, in UTC."""
 
     collection: str
     selector: Selector = Selector()
@@ -140,7 +144,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """How a task is run; None is the default of the deployment."""
+    """How a task runs; None is the deployment's default."""
 
     disable: bool = False
     min_txn_s: int = 0
@@ -152,7 +156,7 @@ class Shards:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A connector and its configuration, in which secrets are still references."""
+    """A connector and its configuration. Secrets in it are references."""
 
     kind: Literal["connector", "local", "python", "ingest"]
     config: Frozen
@@ -169,14 +173,14 @@ class Endpoint:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transform:
-    """One source of a derivation and what is made of it."""
+    """One source of a derivation, and the code that runs on it."""
 
     name: str
     source: Source
     shuffle: tuple[str, ...]
-    """Locations of the source by which its documents meet; the source's key by default."""
+    """Locations by whose values documents meet; by default, the source's key."""
     shuffle_any: bool = False
-    """Nothing has to meet: `shuffle` is the source's key, and serves to spread the work."""
+    """No documents need to meet: `shuffle` is the source's key, and only spreads the work."""
     code: str | None = None
     read_delay_s: int = 0
     priority: int = 0
@@ -186,7 +190,7 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DerivationSpec:
-    """How a collection computes itself from others. The order of transforms breaks ties."""
+    """How a collection is computed from others. The order of transforms breaks ties."""
 
     using: Literal["sqlite", "spark", "python", "local", "connector"]
     transforms: tuple[Transform, ...]
@@ -195,7 +199,7 @@ class DerivationSpec:
     views: tuple[tuple[str, str], ...] = ()
     nonlinear: bool = False
     endpoint: Endpoint | None = None
-    """The module, program or connector, for what is not SQL."""
+    """The module, program or connector of a derivation that is not SQL."""
     dependencies: tuple[str, ...] = ()
     batch: bool = False
     redact_salt: str | None = None
@@ -207,7 +211,7 @@ class DerivationSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureBinding:
-    """A resource of the endpoint and the collection that it fills."""
+    """A resource of the endpoint, and the collection that it fills."""
 
     resource: Frozen
     target: str | None
@@ -218,7 +222,7 @@ class CaptureBinding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AutoDiscover:
-    """What to do about resources that appear or change."""
+    """How to handle resources that appear or change."""
 
     add_new_bindings: bool = False
     evolve_incompatible_collections: bool = False
@@ -245,20 +249,20 @@ OnIncompatible: TypeAlias = Literal["abort", "backfill", "disableBinding", "disa
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSelection:
-    """Which fields become columns, before the connector is asked."""
+    """Which fields become columns; the connector decides about the rest."""
 
     recommended_depth: int | None = None
-    """Levels of recommended fields that are taken; None is all of them, 0 is none."""
+    """Levels of recommended fields to take; None is all, 0 is none."""
     require: tuple[tuple[str, Frozen], ...] = ()
-    """Fields that must be there, each with options for the connector."""
+    """Required fields, each with options for the connector."""
     exclude: tuple[str, ...] = ()
     group_by: tuple[str, ...] = ()
-    """Fields that are the key of this one resource, instead of the collection's."""
+    """Fields that are the key of this resource instead of the collection's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializationBinding:
-    """A collection and the resource that is kept equal to it."""
+    """A collection, and the resource that is kept equal to it."""
 
     resource: Frozen
     source: Source
@@ -269,12 +273,12 @@ class MaterializationBinding:
     disable: bool = False
     backfill: int = 0
     takeover: bool = False
-    """The resource may be another task's, and is emptied then."""
+    """Take the resource even from another task; it is emptied first."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedCapture:
-    """A capture whose bindings a materialization takes over as they appear."""
+    """A capture whose bindings a materialization follows as they appear."""
 
     capture: str
     target_naming: Frozen | None = None
@@ -284,7 +288,7 @@ class FollowedCapture:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """A web hook. Its headers may hold references to secrets."""
+    """A webhook. Its headers may hold references to secrets."""
 
     url: str
     method: Literal["POST", "PUT", "PATCH"] = "POST"
@@ -296,7 +300,7 @@ class Trigger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Triggers:
-    """Web hooks that are called after commits, at most once per interval."""
+    """Webhooks to call after commits, at most once per interval."""
 
     interval_s: int = 0
     hooks: tuple[Trigger, ...]
@@ -313,7 +317,7 @@ class MaterializationSpec:
     on_incompatible: OnIncompatible = "backfill"
     triggers: Triggers | None = None
     renamed_from: str | None = None
-    """What the task was called before: it goes on where that one was."""
+    """The task's former name: it continues from where that task was."""
     shards: Shards
     delete: bool = False
 
@@ -323,7 +327,7 @@ class MaterializationSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Ingest documents into a collection, or verify all that it holds."""
+    """Ingests documents into a collection, or verifies its whole content."""
 
     action: Literal["ingest", "verify"]
     collection: str
@@ -331,12 +335,12 @@ class Step:
     selector: Selector = Selector()
     description: str | None = None
     origin: str = dataclasses.field(default="", compare=False)
-    """`file:line` for people; no part of the meaning."""
+    """`file:line` for messages; not part of the fingerprint."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTest:
-    """An example: what collections hold after given documents."""
+    """An example: the content of collections after given documents."""
 
     name: str
     description: str | None = None
@@ -344,8 +348,8 @@ class CatalogTest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
-    """A place for fragments."""
+class FragmentStore:
+    """A location for fragments."""
 
     provider: Literal["S3", "GCS", "AZURE", "LOCAL"]
     bucket: str | None = None
@@ -355,15 +359,15 @@ class Store:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StorageMapping:
-    """Where collections below a prefix are stored: the first store is written, all are read."""
+    """Stores of the collections below a prefix: the first is written, all are read."""
 
     prefix: str
-    stores: tuple[Store, ...]
+    stores: tuple[FragmentStore, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """All of it, each kind sorted by name. What a spec names is in here."""
+    """A whole catalog, each kind sorted by name. Whatever a spec names is in it."""
 
     collections: tuple[CollectionSpec, ...] = ()
     captures: tuple[CaptureSpec, ...] = ()
@@ -383,13 +387,13 @@ class Catalog:
 
 
 def to_json(spec: object) -> Json:
-    """A spec as plain JSON; `from_json` is the way back."""
+    """Convert a spec to plain JSON; the inverse of `from_json`."""
     plain: Json = _plain(spec, whole=True)
     return plain
 
 
 def from_json(kind: type[_T], data: Json) -> _T:
-    """A spec of the given class from what `to_json` made of it."""
+    """Build a spec of the given class from its JSON."""
 
     def decode(wanted: type, value: Any) -> Any:  # noqa: ANN401 - msgspec's own signature
         return wanted(value)
@@ -398,7 +402,7 @@ def from_json(kind: type[_T], data: Json) -> _T:
 
 
 def fingerprint(spec: object) -> str:
-    """32 hexadecimal digits that are equal for equal specs."""
+    """Return 32 hexadecimal digits that are equal for equal specs."""
     text = canonical_json(_plain(spec, whole=False))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

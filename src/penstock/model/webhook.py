@@ -1,7 +1,7 @@
-"""PURE: what a web hook can be: URLs and headers that an HTTP request can carry.
+"""Check the URL and headers of a webhook: can an HTTP request carry them?
 
-References to secrets may stand in both; what they stand for is not known before a call is made, and
-is judged then. What is wrong is said without repeating the value, which may be a secret.
+Both may contain references to secrets, whose values are only known, and checked, when the call is
+made. Messages never repeat a value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -10,43 +10,44 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-_REFERENCE: Final = re.compile(r"(?<!\$)\$\{(env|file):[^}]*\}")
+from penstock.model.spec import SECRET_REFERENCE
+
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
+_PORT: Final = "the port of the URL is not between 1 and 65535"
 _FRAMING: Final = frozenset({"connection", "content-length", "transfer-encoding"})
 
 
 def url_problem(url: str) -> str | None:
-    """Why this is no URL to call; None if it is one, as far as it is known."""
-    if _REFERENCE.search(url.partition("://")[0]):
+    """Return what is wrong with a URL, as far as it is known; None if nothing is."""
+    if SECRET_REFERENCE.search(url.partition("://")[0]):
         return None
-    known = _REFERENCE.sub("1", url)
+    known = SECRET_REFERENCE.sub("1", url)
     if re.search(r"[\x00-\x20\x7f]", known):
-        return "the URL has a space or a control character in it"
+        return "the URL contains a space or a control character"
     try:
         parts = urlsplit(known)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        wrong_port = "port" in str(error).lower()
-        return "the port of the URL is not from 1 to 65535" if wrong_port else "this is not a URL"
+        return _PORT if "port" in str(error).lower() else "this is not a URL"
     if parts.scheme not in ("http", "https"):
         return "the URL does not begin with https:// or http://"
     if not host:
         return "the URL names no host"
     if port == 0:
-        return "the port of the URL is not from 1 to 65535"
+        return _PORT
     return None
 
 
 def header_problem(name: str, value: str) -> str | None:
-    """Why this is no header to send; None if it is one, as far as it is known."""
+    """Return what is wrong with a header, as far as it is known; None if nothing is."""
     if not _NAME.fullmatch(name):
-        return "the name of a header has letters, digits and hyphens"
+        return "a header name consists of letters, digits and hyphens"
     if name.lower() in _FRAMING:
-        return "this header belongs to the connection, and is set by the call itself"
-    known = _REFERENCE.sub("x", value)
+        return "this header is set by the call itself"
+    known = SECRET_REFERENCE.sub("x", value)
     if not known.isascii():
-        return "the value of a header is ASCII"
+        return "a header value must be ASCII"
     if not _VALUE.fullmatch(known):
-        return "the value of a header has no line breaks or control characters, and no space around"
+        return "a header value has no line breaks, control characters or surrounding spaces"
     return None

@@ -42,17 +42,17 @@ def column(name: str) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a location came to, over the results of the aggregates."""
+    """The value of a location, as SQL over the results of the aggregates."""
 
     value: Column | None
     """None: there is no column, as it can only be null."""
     is_null: Column | None = None
-    """Whether it is an explicit null; known where absence is possible too."""
+    """True if it is an explicit null; known where absence is possible too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container met on the way: its elements are for somebody else to reduce, into `result`."""
+    """A container met on the way: its elements are reduced elsewhere, into `result`."""
 
     node: Elements | ElementSet
     rows: Column
@@ -159,7 +159,7 @@ class Aggregates:
         self, node: Node, value: Column | None, present: Column | None, listed: bool = False
     ) -> Reduced:
         """Reduce one location. `present` says which rows have it (None: all), null included;
-        `listed`, that null and absent are both possible, and told apart by that alone."""
+        `listed`, that null and absent are both possible, and only that distinguishes them."""
         if node.at in self._known:
             return Reduced(self._known[node.at])
         match node:
@@ -187,7 +187,7 @@ class Aggregates:
     def _value(
         self, node: Value, value: Column | None, present: Column | None, listed: bool
     ) -> Reduced:
-        """One aggregate, or two where null must be told from absent."""
+        """One aggregate, or two where null and absent must be distinguished."""
         if value is None or node.column is None:
             return Reduced(None, self.add(f.max(present)) if present is not None else None)
         # JSON text writes null as text: a value as any other.
@@ -295,7 +295,7 @@ def sorted_by(rows: Column, name: str, layout: columns.Column | None) -> Column:
     Spark refuses to compare structs that hold a map anywhere (`layout` says what they hold), and
     comparing by a function of ours is slower than by its own.
     """
-    inside = [] if layout is None else [inner for _, inner in columns.walk(layout)]
+    inside = [] if layout is None else [inner for _, inner in columns.walk_columns(layout)]
     if any(inner.kind is columns.Kind.MAP or inner.extra is not None for inner in inside):
         return f.array_sort(
             rows, lambda a, b: f.when(a[name] < b[name], -1).when(a[name] > b[name], 1).otherwise(0)
@@ -309,7 +309,7 @@ def hidden(node: Members) -> set[str]:
 
 
 def _present(value: Column | None, null: Column | None) -> Column:
-    """Which rows have a member that need not be there."""
+    """A condition: the row has this optional member."""
     if null is None:
         return f.lit(False) if value is None else value.isNotNull()
     return null if value is None else null | value.isNotNull()

@@ -24,15 +24,14 @@ import pyarrow.compute
 
 from penstock.model.columns import Column, Kind, Member
 from penstock.model.json_order import ABSENT, Json, canonical_json
-from penstock.native.types import arrow_schema, arrow_type
+from penstock.native.arrow_types import EXTRA_TYPE, NULLS_TYPE, arrow_schema, arrow_type
 
 # The published stubs know few of the kernels used here, and those without scalars.
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
 Array: TypeAlias = Any
 
-_EXTRA: Final = pa.map_(pa.utf8(), pa.utf8())
-_NULLS: Final = pa.list_(pa.field("element", pa.int16()))
+
 _ESCAPED: Final = r'["\\\x00-\x1f]'
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -106,11 +105,11 @@ def _encode_struct(column: Column, values: list[Any]) -> Array:
             name = member.name
             arrays.append(_encode(member.column, [d.get(name, absent) for d in dicts]))
     if column.nulls is not None:
-        arrays.append(pa.array(_explicit_nulls(column, dicts), _NULLS))
+        arrays.append(pa.array(_explicit_nulls(column, dicts), NULLS_TYPE))
     if column.extra is not None:
         known = frozenset(member.name for member in column.members)
         unknown = [None if d.keys() <= known else _unknown(d, known) for d in dicts]
-        arrays.append(pa.array(unknown, _EXTRA))
+        arrays.append(pa.array(unknown, EXTRA_TYPE))
     fields = list(arrow_schema(column))
     return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
 
@@ -174,7 +173,7 @@ def json_texts(column: Column, array: Array) -> Array:
 
 
 def _texts_of_doubles(array: Array) -> Array:
-    """As `canonical_json` writes floats: Python's digits, and no fraction for small integers."""
+    """Write floats as `canonical_json` does: Python's digits, no fraction for small integers."""
     values = array.to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
         if bool(np.all(np.isnan(values) | ((values == np.floor(values)) & (abs(values) < 2**53)))):
@@ -226,7 +225,7 @@ def _texts_of_map(column: Column, array: Array) -> Array:
 
 
 def _in_name_order(array: Array) -> bool:
-    """Whether every map has its names in order: as written here, but not as Spark makes them."""
+    """True if every map has its names in order: as written here, but not as Spark makes them."""
     keys = array.keys
     if len(keys) < 2:
         return True

@@ -1,15 +1,17 @@
 """SPARK: rows of a frame at the driver, without having all of them in memory.
 
 `DataFrame.toArrow` gathers everything in a list before it returns. Here batches are read as tasks
-finish, and put down: in memory up to a limit, beyond it in a file. They are taken from Spark at
-once, whatever becomes of them later, because Spark's scheduler, which all jobs share, waits for
-whoever takes results. What was in a file is compared with what was written before it is used.
+finish, and kept as they are up to a limit; the rest goes to a file. They are taken from Spark at
+once, whatever becomes of them later, because Spark's scheduler, which all jobs share, waits until
+results are taken. The file is compared with what was written before any of it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -19,42 +21,59 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.util import _load_from_socket
 
 from penstock.errors import Unavailable
-from penstock.native.summed import SummedFile, sum_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 pa: Any = pyarrow
 
+_STEP_BYTES: Final = 4 << 20
 MEMORY_BYTES: Final = 16 << 20
-"""Rows up to this stay in memory."""
+"""Rows up to this stay in memory, as Arrow has them."""
 
 
 @contextlib.contextmanager
-def collected(frame: DataFrame) -> Iterator[Iterator[pyarrow.RecordBatch]]:
-    """Run a job, and give its rows, in no order; for the length of the block."""
-    with tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES) as rows:
-        writer: Any = None
-        summed = SummedFile(rows)
+def collect_batches(frame: DataFrame) -> Iterator[Iterator[pyarrow.RecordBatch]]:
+    """Run a job, and yield its rows, in no order; they are there until the block ends."""
+    kept: list[pyarrow.RecordBatch] = []
+    kept_bytes = 0
+    with contextlib.ExitStack() as files:
+        file: _OverflowFile | None = None
         for batch in _arriving(frame):
-            if writer is None:
-                writer = pa.ipc.new_stream(summed, batch.schema)
-            writer.write_batch(batch)
-        if writer is None:
-            yield iter(())
-            return
-        writer.close()
-        if rows.tell() > MEMORY_BYTES:
-            rows.seek(0)
-            if sum_of(rows) != summed.sum:
-                raise Unavailable(
-                    "rows that were put aside in a file are not what was written",
-                    where=tempfile.gettempdir(),
-                    why="their checksum is wrong",
-                    fix="check this disk, or point TMPDIR elsewhere",
-                )
-        rows.seek(0)
-        yield iter(pa.ipc.open_stream(rows))
+            kept_bytes += batch.nbytes
+            if kept_bytes <= MEMORY_BYTES:
+                kept.append(batch)
+                continue
+            if file is None:
+                file = _OverflowFile(files.enter_context(tempfile.TemporaryFile()), batch.schema)
+            file.write(batch)
+        yield iter(kept) if file is None else itertools.chain(kept, file.read())
+
+
+class _OverflowFile:
+    """Batches in a temporary file."""
+
+    def __init__(self, file: IO[bytes], schema: pyarrow.Schema) -> None:
+        self._file = file
+        self._summed = _SummedFile(file)
+        self._writer = pa.ipc.new_stream(self._summed, schema)
+
+    def write(self, batch: pyarrow.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def read(self) -> Iterator[pyarrow.RecordBatch]:
+        """Everything that was written, after comparing it."""
+        self._writer.close()
+        self._file.seek(0)
+        if _sum_of(self._file) != self._summed.sum:
+            raise Unavailable(
+                "rows in a temporary file are not what was written",
+                where=tempfile.gettempdir(),
+                why="their checksum is wrong",
+                fix="check this disk, or point TMPDIR elsewhere",
+            )
+        self._file.seek(0)
+        return iter(pa.ipc.open_stream(self._file))
 
 
 def _arriving(frame: DataFrame) -> Iterator[pyarrow.RecordBatch]:
@@ -75,3 +94,31 @@ class _Unordered(ArrowStreamSerializer):
     def load_stream(self, stream: IO[bytes]) -> Iterator[pyarrow.RecordBatch]:
         yield from super().load_stream(stream)
         stream.read()  # or an error, which the job's result has too
+
+
+class _SummedFile:
+    """A file that is written from its begin to its end, and the CRC-32 of what was."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sum = 0
+
+    def write(self, data: bytes) -> int:
+        self.sum = zlib.crc32(data, self.sum)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _sum_of(file: IO[bytes]) -> int:
+    """The CRC-32 of what a file has from here on."""
+    found = 0
+    while some := file.read(_STEP_BYTES):
+        found = zlib.crc32(some, found)
+    return found

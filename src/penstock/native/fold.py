@@ -27,7 +27,7 @@ from penstock.model.schema import compiled
 from penstock.model.shape import Reduction, Shape
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.plan import Fold, ReductionPlan
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 BATCH_ROWS = 1024
 """Documents per Arrow batch that leaves Python."""
@@ -45,7 +45,7 @@ def fold_documents(
 ) -> DataFrame:
     """Fold the documents of each key; the last column is `flag`, as `reduce_dataframe` says.
 
-    `stored` is the column that tells a stored state from a document.
+    `stored` is the column that marks the stored state among documents.
     """
     text, layout = plan.schema.text, plan.columns
     flag_type = t.BooleanType() if full else t.IntegerType()

@@ -6,8 +6,8 @@ What `penstock.model.keys` says of a value is said here of a column, by its Spar
 
 **DOUBLE is refused**, as are FLOAT and decimals with a fraction: the catalog does not allow
 numbers with fractions as keys, and Spark has no expression for the bits of a double. An integer
-of more than 38 digits is stored as text; its column would pack as a string, so whoever resolves
-such a key packs it in Python.
+of more than 38 digits is stored as text; its column would pack as a string, so the
+resolver of such a key packs it in Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def key_hash(packed: Column) -> Column:
 
 
 def shard_index(key_hash: Column, count: int) -> Column:
-    """Which of `count` equal shards owns a key hash: `model.routing.shard_of`, as INT."""
+    """The one of `count` equal shards that owns a key hash: `model.routing.shard_of`, as INT."""
     if not 1 <= count <= routing.SHARDS_MAX:
         raise UserError(f"cannot route to {count} shards")
     return f.shiftright((key_hash + 1) * count - 1, 32).cast("int")

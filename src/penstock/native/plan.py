@@ -1,4 +1,4 @@
-"""Which Spark plan reduces a collection: a pure choice, made from its schema when it is built.
+"""The Spark plan that reduces a collection: a pure choice, made from its schema when it is built.
 
 Every location gets the cheapest way that means the same as the reference reducer:
 
@@ -21,17 +21,16 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.model import columns, pointer
-from penstock.model.acting import acting_rules, fixed_rule, why_not_combined
 from penstock.model.columns import Column
 from penstock.model.infer import infer
-from penstock.model.reduce import Rule, Strategy
+from penstock.model.reduce import Rule, Strategy, acting_rules, fixed_rule, why_not_combined
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import ANY, Shape
 from penstock.native import sql
 from penstock.native.predicate import predicate
 
 
-class Kind(enum.Enum):
+class PlanKind(enum.Enum):
     """The plans, by the names that `--explain` prints."""
 
     LAST = "N1 last"
@@ -51,7 +50,7 @@ class Value:
     column: Column | None
     """None: it is null whenever it is there."""
     ordered: bool = False
-    """Whether a sum of floats adds in read order, so that it is the same under any partitioning."""
+    """True if a sum of floats adds in read order, so that it is the same under any partitioning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ class Elements:
 
     @property
     def known_by(self) -> str:
-        """What identifies an element, for people."""
+        """The identity of an element, for people."""
         if self.column.kind is columns.Kind.MAP:
             return "name"
         return "key" if self.key else "position"
@@ -130,7 +129,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionPlan:
-    """How documents of one key become one.
+    """The way documents of one key become one.
 
     `root` None takes the last document whole. `fold` says why whole documents must go through
     Python, and then neither root nor barrier counts. `apart` says why a partial reduction leaves
@@ -146,27 +145,29 @@ class ReductionPlan:
     apart: str | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> PlanKind:
         """The plan of the document; locations below may have their own."""
         if self.fold is not None:
-            return Kind.FOLD
+            return PlanKind.FOLD
         if self.barrier is not None:
-            return Kind.BARRIER
+            return PlanKind.BARRIER
         if self.root is None:
-            return Kind.LAST
+            return PlanKind.LAST
         if isinstance(self.root, Extreme):
-            return Kind.EXTREMUM
-        return Kind.NESTED if self.has_elements else Kind.FLAT
+            return PlanKind.EXTREMUM
+        return PlanKind.NESTED if self.has_elements else PlanKind.FLAT
 
     @property
     def has_elements(self) -> bool:
-        """Whether some container must be taken apart, which takes a second aggregate."""
+        """True if some container must be taken apart, which takes a second aggregate."""
         return any(isinstance(node, Elements | ElementSet) for node in walk(self.root))
 
     def explain(self) -> str:
         """The plan of each location, for people."""
         if self.fold is not None:
-            lines = [f"{Kind.FOLD.value}: whole documents go through Python, because {self.fold}"]
+            lines = [
+                f"{PlanKind.FOLD.value}: whole documents go through Python, because {self.fold}"
+            ]
         else:
             lines = [f"{self.kind.value}: {_SAID[self.kind]}"]
             lines += [f"  {node.at or '/'}: {_how(node)}" for node in walk(self.root)]
@@ -176,11 +177,11 @@ class ReductionPlan:
 
 
 _SAID = {
-    Kind.LAST: "the last document is taken whole",
-    Kind.FLAT: "one aggregate per location",
-    Kind.NESTED: "elements of containers first, then one aggregate per location",
-    Kind.BARRIER: "documents before the last one that starts over are dropped",
-    Kind.EXTREMUM: "documents that are not extreme by key are dropped",
+    PlanKind.LAST: "the last document is taken whole",
+    PlanKind.FLAT: "one aggregate per location",
+    PlanKind.NESTED: "elements of containers first, then one aggregate per location",
+    PlanKind.BARRIER: "documents before the last one that starts over are dropped",
+    PlanKind.EXTREMUM: "documents that are not extreme by key are dropped",
 }
 
 
@@ -205,13 +206,15 @@ def _how(node: Node) -> str:
             kind = "null" if node.column is None else node.column.kind.value
             return f"{node.strategy.value} of {kind}"
         case Elements():
-            return f"{Kind.NESTED.value}, elements by {node.known_by}"
+            return f"{PlanKind.NESTED.value}, elements by {node.known_by}"
         case ElementSet():
-            return f"{Kind.NESTED.value}, elements added and removed by name"
+            return f"{PlanKind.NESTED.value}, elements added and removed by name"
         case Extreme():
-            return f"{Kind.EXTREMUM.value}, the {'greatest' if node.greatest else 'least'} by key"
+            return (
+                f"{PlanKind.EXTREMUM.value}, the {'greatest' if node.greatest else 'least'} by key"
+            )
         case Fold():
-            return f"{Kind.FOLD.value} of this value, because {node.why}"
+            return f"{PlanKind.FOLD.value} of this value, because {node.why}"
         case Members():
             return "merge"
 
@@ -286,7 +289,7 @@ def _barrier(schema: Mapping[str, Any], layout: Column) -> tuple[Barrier, Member
     if replaces and not all(isinstance(node, Value) for node in walk(root)):
         # It is taken as it is, whereas containers that merge are brought into order.
         raise _NeedsFold("a document that replaces others meets containers that merge")
-    return Barrier(replaces=sql.either(replaces), deletes=sql.either(deletes)), root
+    return Barrier(replaces=sql.any_of(replaces), deletes=sql.any_of(deletes)), root
 
 
 def _branches(schema: Mapping[str, Any], layout: Column) -> list[tuple[str, dict[str, Any]]]:
@@ -316,7 +319,7 @@ def _condition(schema: Mapping[str, Any], branch: Any, layout: Column) -> str:  
 
 
 _CONTEXT = {"$schema", "$id", "$defs", "definitions"}
-"""What a branch needs of the schema around it."""
+"""Keywords that a branch needs of the schema around it."""
 
 
 def _also(base: Mapping[str, Any], branch: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -378,7 +381,7 @@ def _why_not_one_aggregate(rule: Rule, column: Column | None) -> str | None:
 
 
 def _unnamed_are_replaced(shape: Shape) -> bool:
-    """Whether members without a name, which are stored as text, are taken as they come."""
+    """True if members without a name, which are stored as text, are taken as they come."""
     objects = shape.objects
     unnamed = [below for _, below in objects.patterns] + [objects.additional or ANY]
     return all(fixed_rule(below) == Rule() for below in unnamed)
@@ -455,7 +458,7 @@ def _extreme(rule: Rule, shape: Shape, column: Column, at: str) -> Extreme | Fol
 
 
 def _is_ordered(column: Column, path: tuple[str, ...]) -> bool:
-    """Whether the columns at `path` sort as the values do: absent, null, then by value."""
+    """True if the columns at `path` sort as the values do: absent, null, then by value."""
     for name in path:
         member = next((member for member in column.members if member.name == name), None)
         if member is None or member.column is None or member.listed:

@@ -95,7 +95,7 @@ _JSON_TEXT: Final = {
     "array": r"^\[",
     "object": r"^\{",
 }
-"""How canonical JSON text of each type looks; no float of 2**53 or more has a fraction."""
+"""Patterns of canonical JSON text by type; no float of 2**53 or more has a fraction."""
 
 _TYPES: Final = {
     Kind.BOOLEAN: "boolean",
@@ -110,7 +110,7 @@ _UNNAMED: Final = Column(kind=Kind.JSON)
 """The layout of values in `_x`."""
 
 _Said: TypeAlias = Any
-"""What a schema says after a keyword."""
+"""The value of a keyword in a schema."""
 
 
 class _NotExactly(Exception):
@@ -118,7 +118,7 @@ class _NotExactly(Exception):
 
 
 def predicate(schema: Mapping[str, Any], root: Column, struct: str = "") -> str | None:
-    """Whether the document of a row is valid, as SQL over columns that are laid out as `root`.
+    """The condition that the document of a row is valid, as SQL over columns laid out as `root`.
 
     The columns are those of the row, or the members of `struct`, which is SQL as well.
     """
@@ -157,8 +157,8 @@ class _Spot:
         """One answer for values, another for null."""
         if condition == TRUE and of_null:
             return TRUE
-        own = sql.both([sql.negated(self.null), condition])
-        return sql.either([own, self.null]) if of_null else own
+        own = sql.all_of([sql.negated(self.null), condition])
+        return sql.any_of([own, self.null]) if of_null else own
 
     def member(self, name: str) -> _Spot:
         """A member of a struct, by the name that documents have it under."""
@@ -175,12 +175,12 @@ class _Spot:
         value = self.field(name) if member.column else "CAST(NULL AS STRING)"
         null = FALSE
         if member.required and member.nullable:
-            null = sql.both([sql.negated(self.null), f"({value} IS NULL)"])
+            null = sql.all_of([sql.negated(self.null), f"({value} IS NULL)"])
         elif member.listed and self.column.nulls is not None:
             listed = f"array_contains({self.field(self.column.nulls)}, {index[name]}S)"
             null = f"coalesce({listed}, false)"
         there = f"({value} IS NOT NULL)" if member.column else FALSE
-        return _Spot(column=column, value=value, present=sql.either([there, null]), null=null)
+        return _Spot(column=column, value=value, present=sql.any_of([there, null]), null=null)
 
     def field(self, name: str) -> str:
         return f"({self.value}).{sql.name(name)}" if self.value else sql.name(name)
@@ -209,7 +209,7 @@ class _Compiler:
         return self._valid(self._refs.root, whole)
 
     def _valid(self, place: Place, spot: _Spot) -> str:
-        """Whether the value of a spot, which is there, is valid under the schema at a place."""
+        """The condition that a value, which is there, is valid under the schema at a place."""
         schema = place.schema
         if isinstance(schema, bool):
             return TRUE if schema else FALSE
@@ -222,7 +222,7 @@ class _Compiler:
             if keyword not in _ANNOTATIONS and not keyword.startswith("x-")
         ]
         self._active.remove(place.pointer)
-        return sql.both(conditions)
+        return sql.all_of(conditions)
 
     def _keyword(
         self, keyword: str, said: _Said, place: Place, schema: Mapping[str, Any], spot: _Spot
@@ -247,8 +247,8 @@ class _Compiler:
                     self._valid(place.step(word), spot) if word in schema else TRUE
                     for word in ("then", "else")
                 )
-                yes, no = sql.both([condition, then]), sql.negated(condition)
-                return sql.either([yes, sql.both([no, otherwise])])
+                yes, no = sql.all_of([condition, then]), sql.negated(condition)
+                return sql.any_of([yes, sql.all_of([no, otherwise])])
             case _ if spot.column.kind is Kind.JSON:
                 raise _NotExactly  # about the inside of a text
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
@@ -287,20 +287,20 @@ class _Compiler:
     ) -> str:
         match keyword:
             case "required":
-                there = sql.both(spot.member(name).present for name in said)
-                return sql.either([spot.null, there])
+                there = sql.all_of(spot.member(name).present for name in said)
+                return sql.any_of([spot.null, there])
             case "properties":
                 checked = [(spot.member(n), place.step("properties", n)) for n in said]
             case _:
                 others = [m.name for m in spot.column.members if m.name not in named]
                 checked = [(spot.member(n), place.step(keyword)) for n in others]
         conditions = [
-            sql.either([sql.negated(m.present), self._valid(below, m)]) for m, below in checked
+            sql.any_of([sql.negated(m.present), self._valid(below, m)]) for m, below in checked
         ]
         if keyword == "additionalProperties" and spot.column.extra is not None:
             entries = dataclasses.replace(spot, value=spot.field(spot.column.extra))
             conditions.append(self._entries(entries, _UNNAMED, named, place.step(keyword)))
-        return sql.both(conditions)
+        return sql.all_of(conditions)
 
     def _map(
         self, keyword: str, said: _Said, place: Place, spot: _Spot, named: frozenset[str]
@@ -313,25 +313,25 @@ class _Compiler:
         }
         match keyword:
             case "required":
-                return sql.both(has.values())
+                return sql.all_of(has.values())
             case "properties":
                 conditions: list[str] = []
                 for name, there in has.items():
                     value = f"try_element_at({spot.value}, {sql.text(name)})"
                     below = place.step("properties", name)
                     valid = self._valid(below, _element(spot.column.item, value))
-                    absent = sql.either([spot.null, sql.negated(there)])
-                    conditions.append(sql.either([absent, valid]))
-                return sql.both(conditions)
+                    absent = sql.any_of([spot.null, sql.negated(there)])
+                    conditions.append(sql.any_of([absent, valid]))
+                return sql.all_of(conditions)
             case _:
                 return self._entries(spot, spot.column.item, named, place.step(keyword))
 
     def _entries(self, spot: _Spot, column: Column, named: frozenset[str], place: Place) -> str:
-        """Whether every entry of a map, but those that `properties` names, is valid."""
+        """The condition that every entry of a map, but those that `properties` names, is valid."""
         entry = self._variable()
         valid = self._valid(place, _element(column, f"{entry}.value"))
         known = f"{entry}.key IN ({', '.join(map(sql.text, sorted(named)))})" if named else FALSE
-        all_valid = sql.either([known, valid])
+        all_valid = sql.any_of([known, valid])
         if all_valid == TRUE:
             return TRUE
         return spot.unless(f"forall(map_entries({spot.value}), {entry} -> {all_valid})")
@@ -344,9 +344,9 @@ class _Compiler:
 def _combined(keyword: str, branches: list[str]) -> str:
     match keyword:
         case "allOf":
-            return sql.both(branches)
+            return sql.all_of(branches)
         case "anyOf":
-            return sql.either(branches)
+            return sql.any_of(branches)
         case _:
             possible = [branch for branch in branches if branch != FALSE]
             if len(possible) < 2:
@@ -389,7 +389,7 @@ def _is_one_of(spot: _Spot, values: list[Json]) -> str:
                 raise _NotExactly
             own = []
     equal = [spot.unless(f"{spot.value} = {literal}") for literal in own]
-    return spot.when_not_null(sql.either(equal), of_null=any(v is None for v in values))
+    return spot.when_not_null(sql.any_of(equal), of_null=any(v is None for v in values))
 
 
 def _within(spot: _Spot, keyword: str, limit: Number) -> str:

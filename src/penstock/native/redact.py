@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from penstock.model.columns import Column, Kind
 from penstock.model.json_order import Json
-from penstock.model.redact import hides, redact
+from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, compiled
 from penstock.model.shape import ANY, Shape
 from penstock.native import sql
@@ -28,7 +28,7 @@ class _NotInSql(Exception):
 
 def redact_rows(rows: DataFrame, schema: CompiledSchema, root: Column, salt: bytes) -> DataFrame:
     """Rows laid out as `root`, the layout of `schema`, without what the schema hides."""
-    if not hides(schema.shape):
+    if not has_redactions(schema.shape):
         return rows
     changed = redaction(schema.shape, root, salt)
     if changed is None:
@@ -53,7 +53,7 @@ def _members(column: Column, shape: Shape, value: str, salt: str) -> dict[str, s
     def field(name: str) -> str:
         return f"({value}).{sql.name(name)}" if value else sql.name(name)
 
-    if any(hides(unnamed) for unnamed in _unnamed(shape)):
+    if any(has_redactions(unnamed) for unnamed in _unnamed(shape)):
         raise _NotInSql
     changed: dict[str, str] = {}
     blocked: list[int] = []
@@ -61,7 +61,7 @@ def _members(column: Column, shape: Shape, value: str, salt: str) -> dict[str, s
         below = shape.objects.member(member.name)
         if below.redact == "block":
             blocked.append(at)
-        if member.column is not None and hides(below):
+        if member.column is not None and has_redactions(below):
             changed[member.name] = _hidden(member.column, below, field(member.name), salt)
     if column.nulls is not None and blocked:
         nulls = field(column.nulls)
@@ -83,7 +83,7 @@ def _hidden(column: Column, shape: Shape, value: str, salt: str) -> str:
         return f"if(true, NULL, {value})"
     if shape.redact == "sha256":
         return _digest(column, value, salt)
-    if not hides(shape):
+    if not has_redactions(shape):
         return value
     match column.kind:
         case Kind.STRUCT:

@@ -1,6 +1,6 @@
 """Reductions as Spark aggregates: what `native.plan` chose, over typed columns.
 
-A `Reduction` turns documents into one document per key. Rows may come in any order and any
+A `FrameReduction` turns documents into one document per key. Rows may come in any order and any
 partitioning: every aggregate is ordered by `ord` itself, or does not care. Nothing is collected to
 the driver, and no document passes through Python, except where the plan says *PY fold*.
 """
@@ -25,12 +25,12 @@ from penstock.native.aggregates import Aggregates, column, hidden
 from penstock.native.elements import group_with_elements
 from penstock.native.fold import fold_documents
 from penstock.native.plan import Barrier, Extreme, Members, ReductionPlan, Value, walk
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 DELETED = "_delete"
-"""Of a full reduction: whether the documents of the key end in a deletion."""
+"""In a full reduction: true if the documents of the key end in a deletion."""
 RUN = "_run"
-"""Of a partial reduction: the position of a document among those its key was combined to."""
+"""In a partial reduction: the position of a document among those its key was combined to."""
 
 _FIXED_WIDTH = (t.BooleanType, t.IntegerType, t.LongType, t.DoubleType, t.DecimalType)
 
@@ -38,8 +38,8 @@ _FIXED_WIDTH = (t.BooleanType, t.IntegerType, t.LongType, t.DoubleType, t.Decima
 def reduce_dataframe(
     plan: ReductionPlan, df: DataFrame, *, order: Sequence[Column], full: bool
 ) -> DataFrame:
-    """Reduce the documents of `df`; see `Reduction`. The result is typed as documents are."""
-    reduced = Reduction(plan, order=order, full=full).apply(df)
+    """Reduce the documents of `df`; see `FrameReduction`. The result is typed as documents are."""
+    reduced = FrameReduction(plan, order=order, full=full).apply(df)
     flag_type = t.BooleanType() if full else t.IntegerType()
     fields = [field for field in spark_schema(plan.columns).fields if field.name in reduced.columns]
     flag = t.StructField(flag_column(plan, full=full), flag_type)
@@ -47,22 +47,22 @@ def reduce_dataframe(
     return reduced.to(t.StructType([*fields, flag]))
 
 
-class Reduction:
+class FrameReduction:
     """Reduces the documents of each key, in ascending `order`, to one; or, partially, to few.
 
-    Frames hold the columns of documents, as `native.types` lays them out; other columns are
+    Frames hold the columns of documents, as `native.spark_types` lays them out; other columns are
     dropped. A hidden member of the document (`_n`, `_x`) may be left out where it is NULL in every
     row: then it costs nothing. `order` must be total within a key; a single column of fixed width
     lets Spark hash where several make it sort.
 
     The result has the columns of documents, then `flag_column`: of a full reduction, whether the
     document is deleted (its columns are then those of the deletion); of a partial one, the
-    position among the documents of the key. `stored` tells which row of a key is its stored state:
-    the first, and not a document, so that no rule acts on it again.
+    position among the documents of the key. `stored` marks the stored state of a key, which is the
+    first row, and no document, so that no rule acts on it again.
 
-    All frames that one `Reduction` is applied to have the same columns. Its expressions are made
-    for the first of them and kept: each is many calls into the JVM, which would be more work than
-    a small frame itself. Those of containers depend on the frame, and are made each time.
+    All frames that one `FrameReduction` is applied to have the same columns. Its expressions are
+    made for the first of them and kept: each is many calls into the JVM, more work than a small
+    frame itself. Those of containers depend on the frame, and are made each time.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ def _from_barrier(rows: DataFrame, barrier: Barrier, scratch: _Scratch) -> DataF
 
 
 def _is_extreme(node: Extreme, scratch: _Scratch) -> Column:
-    """Whether a row has the least or greatest key at a location; not NULL where it has one.
+    """The condition that a row has the extreme key at a location; not NULL where it has one.
 
     Spark orders NULL below all values, as absent and null are here.
     """
@@ -337,7 +337,7 @@ def _known(plan: ReductionPlan, keys: Sequence[str]) -> Mapping[str, Column]:
 def _hashes(
     root: Members | None, names: set[str], known: Mapping[str, Column], order: t.DataType
 ) -> bool:
-    """Whether every aggregate has a buffer of fixed width: then Spark hashes, else it sorts."""
+    """True if every aggregate has a buffer of fixed width: then Spark hashes, else it sorts."""
     if root is None or not isinstance(order, _FIXED_WIDTH) or root.column.extra in names:
         return False
     return all(

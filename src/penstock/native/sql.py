@@ -38,7 +38,7 @@ def decimal(value: Decimal) -> str:
     return f"CAST('{plain}' AS DECIMAL({max(len(whole) + len(fraction), 1)}, {len(fraction)}))"
 
 
-def both(conditions: Iterable[str]) -> str:
+def all_of(conditions: Iterable[str]) -> str:
     """All of the conditions; none of them may be NULL."""
     kept = list(dict.fromkeys(c for c in conditions if c != TRUE))
     if FALSE in kept:
@@ -46,7 +46,7 @@ def both(conditions: Iterable[str]) -> str:
     return f"({' AND '.join(kept)})" if len(kept) > 1 else (kept or [TRUE])[0]
 
 
-def either(conditions: Iterable[str]) -> str:
+def any_of(conditions: Iterable[str]) -> str:
     """Any of the conditions; none of them may be NULL."""
     kept = list(dict.fromkeys(c for c in conditions if c != FALSE))
     if TRUE in kept:

@@ -21,16 +21,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql import types as spark
 
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 from penstock.model.columns import Column, columns, unstorable
-from penstock.model.explain import Violation, hidden
 from penstock.model.json_order import Json
-from penstock.model.redact import hides, redact
+from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, compiled, read_documents
+from penstock.model.violations import Violation, is_hidden
 from penstock.native import sql
 from penstock.native.arrow import to_json, to_struct
 from penstock.native.predicate import predicate
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 DOCUMENT: Final = "document"
 REFUSALS: Final = "refusals"
@@ -130,12 +130,12 @@ class _Reader:
         schema = compiled(self.schema)
         root = columns(schema.shape)
         for batch in batches:
-            with uncollected():
+            with gc_paused():
                 made = self._read(batch, schema, root)
             yield made
 
     def _read(self, batch: pa.RecordBatch, schema: CompiledSchema, root: Column) -> pa.RecordBatch:
-        hiding = hides(schema.shape)
+        hiding = has_redactions(schema.shape)
         found: list[dict[str, Json] | None] = []
         wrong: list[list[dict[str, str]] | None] = []
         texts = batch.column(TEXT).cast(pa.binary()).to_pylist()
@@ -172,7 +172,7 @@ def _laid_out(
 
 
 def _out_of_range(schema: CompiledSchema, at: str, why: str) -> Violation:
-    if hidden(schema.shape, at):
+    if is_hidden(schema.shape, at):
         why = "a number, which is secret, does not fit its column"
     hint = "declare minimum and maximum, or a string with format: integer"
     return Violation(pointer=at, schema_pointer="", message=f"{why} ({hint}) [E-INT-RANGE]")

@@ -1,11 +1,11 @@
-"""PURE: how an endpoint is brought to a task's spec before a session begins.
+"""PURE: brings an endpoint to a task's spec before a session begins.
 
 The connector applies the spec, and may answer with patches of its state: it then wants to be called
 again with them, once they are durable. The spec counts as applied when it has nothing more to say.
 
 A crash in between applies it again, from the *old* spec and a state that is ahead of it: so what a
 connector does here can be repeated from any half-way point, and `last_applied` is written last and
-alone. Specs are compared as canonical bytes, never as somebody framed them.
+alone. Specs are compared as canonical bytes, never as a caller framed them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 
 from penstock.errors import PenstockError
 from penstock.model.json_order import Json
-from penstock.runtime.connector import Applied
+from penstock.runtime.connector.common import Applied
 from penstock.runtime.patches import apply_patches
-from penstock.runtime.protocol import Kind, Persisted, PersistRecord, out_of_turn
+from penstock.runtime.protocol import Persisted, PersistRecord, RecordKind, out_of_turn
 from penstock.runtime.recovery import Persist
 
 APPLIES_MAX: Final = 3
@@ -32,7 +32,7 @@ class Apply:
     """An action: call the connector."""
 
     last_applied: bytes | None
-    """The spec that was applied before; None at first, or if nobody got that far."""
+    """The spec that was applied before; None at first, or if no session got that far."""
     state: Json
 
 
@@ -44,13 +44,13 @@ class Applying:
     last_applied: bytes | None
     state: Json
     applies: int = 1
-    """How often it was called, this time included."""
+    """Number of calls, this one included."""
     seq_no: int = 0
-    """Of the last record."""
+    """Number of the last record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Persisting:
+class RecordingApply:
     """Waits until a record is durable: patches, or that the spec is applied."""
 
     after: Applying
@@ -62,11 +62,11 @@ class Converged:
     """The endpoint is as the spec wants it."""
 
     state: Json
-    """Of the connector, to be opened with."""
+    """The connector's state, to be opened with."""
     seq_no: int
 
 
-ApplyLoop: TypeAlias = Applying | Persisting | Converged
+ApplyLoop: TypeAlias = Applying | RecordingApply | Converged
 Action: TypeAlias = Apply | PersistRecord
 
 
@@ -79,7 +79,7 @@ def begin(
 
 
 def step(loop: ApplyLoop, event: Applied | Persisted | None) -> tuple[ApplyLoop, Action | None]:
-    """The loop after an answer, and what to do next; the end of the stream is no answer."""
+    """Return the loop after an answer (None: the stream ended), and what to do next."""
     match loop, event:
         case Applying(), Applied(patches=()):
             if loop.spec == loop.last_applied:
@@ -90,18 +90,18 @@ def step(loop: ApplyLoop, event: Applied | Persisted | None) -> tuple[ApplyLoop,
                 raise NotConverged(
                     "apply did not converge",
                     why=f"the connector wants a call after {APPLIES_MAX} of them",
-                    fix="report this to whoever maintains the connector",
+                    fix="report this to the connector's maintainers",
                 )
             advanced = replace(loop, state=apply_patches(loop.state, patches))
             return _persist(advanced, Persist(patches=patches), converged=False)
-        case Persisting(after=after), Persisted(seq_no) if seq_no == after.seq_no:
+        case RecordingApply(after=after), Persisted(seq_no) if seq_no == after.seq_no:
             if loop.converged:
                 return Converged(state=after.state, seq_no=seq_no), None
             again = replace(after, applies=after.applies + 1)
             return again, Apply(last_applied=again.last_applied, state=again.state)
         case Applying(), _:
             raise out_of_turn(event, waits_for="Applied")
-        case Persisting(after=after), _:
+        case RecordingApply(after=after), _:
             raise out_of_turn(event, waits_for=f"Persisted of record {after.seq_no}")
         case _:
             raise out_of_turn(event, waits_for="nothing: the spec is applied")
@@ -109,5 +109,5 @@ def step(loop: ApplyLoop, event: Applied | Persisted | None) -> tuple[ApplyLoop,
 
 def _persist(loop: Applying, record: Persist, *, converged: bool) -> tuple[ApplyLoop, Action]:
     loop = replace(loop, seq_no=loop.seq_no + 1)
-    action = PersistRecord(seq_no=loop.seq_no, kind=Kind.APPLY, record=record)
-    return Persisting(after=loop, converged=converged), action
+    action = PersistRecord(seq_no=loop.seq_no, kind=RecordKind.APPLY, record=record)
+    return RecordingApply(after=loop, converged=converged), action

@@ -3,7 +3,7 @@
 Each measure of a transaction has a band: below its minimum the transaction would rather go on, at
 its maximum it must not. The rules, in the order of their strength:
 
-- Unresolved hints force extending: closing would show half of somebody's transaction.
+- Unresolved hints force extending: closing would show half of a writer's transaction.
 - A busy tail forbids closing: one transaction at most is between its commit and its end.
 - A full transaction closes even below its minimum age, or it would wait with nothing to wait for.
 - A replay takes exactly the hinted extents, and closes once it has them.
@@ -26,7 +26,7 @@ UNBOUNDED: Final = (1 << 63) - 1
 """A maximum that is never reached."""
 
 COMBINER_BYTES_MAX: Final = 30 << 30
-"""What the shards of a materialization may hold before a transaction closes."""
+"""Bytes that a shard of a materialization may hold before a transaction closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What there is to know of an open transaction. Ages are durations of clocks."""
+    """The measures of an open transaction. Ages are durations of clocks."""
 
     open_age: int
     last_close_age: int
     """Since the last transaction closed; since the session began, if none ever did."""
     combiner_bytes: int
-    """Of the fullest shard."""
+    """Bytes of the fullest shard."""
     read_bytes: int
     read_docs: int
     unresolved_hints: bool = False
@@ -95,7 +95,7 @@ class ClosePolicy:
         return cls(open_age=Band(min=duration(min_txn_s), max=duration(max(min_txn_s, max_txn_s))))
 
     def decide(self, inputs: Inputs) -> Decision:
-        """What an open transaction may do now."""
+        """Decide what an open transaction may do now."""
         usage = (
             (inputs.combiner_bytes, self.combiner_bytes),
             (inputs.read_bytes, self.read_bytes),

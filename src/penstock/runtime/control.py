@@ -1,4 +1,4 @@
-"""What others may ask of a running task: above all, that it stops.
+"""The requests that others make of a running task: above all, that it stops.
 
 **A stop is remembered** by the `Control`, and not by the session that happens to run: whatever ends
 that session, there is no other. The first stop lets a transaction that makes progress come to its
@@ -12,53 +12,87 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.model.json_order import Json
-from penstock.runtime.materialize.messages import CloseRequested, Event, StopRequested
-from penstock.runtime.materialize.work import Progress
+from penstock.runtime.protocol import CloseRequested, Event, StopRequested
 from penstock.runtime.waiting import Waits
 
 _log = logging.getLogger("penstock.runtime")
 
 GRACE_S: Final = 10.0
-"""How long a transaction may take to come to its end after a first stop."""
+"""Seconds that a transaction may take to come to its end after a first stop."""
 
 ENDING_S: Final = 5.0
-"""How long work that was cancelled may take to clean up before it is left behind."""
+"""Seconds that cancelled work may take to clean up before it is left behind."""
 
 _LOOK_S: Final = 0.1
 
 T = TypeVar("T")
 
 
-class Stopped(PenstockError):
+class StoppedEarly(PenstockError):
     """The work was ended by a stop, before its own end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSummary:
+    """A committed transaction, for people."""
+
+    transactions: int
+    """Committed in this session, this one included."""
+    documents: int
+    bytes: int
+    stored: int
+    jobs: int
+    seconds: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Control:
-    """What others may ask of a running task, and learn of it. Used on its event loop."""
+    """The requests made of a running task, and the callbacks that report on it. Not thread-safe."""
 
     until_revision: int | None = None
     """Stop when everything that was committed up to it is stored."""
-    on_progress: Callable[[Progress], None] = lambda _: None
+    transactions_max: int = 0
+    """A session stops after this many; zero is never."""
+    drain: bool = False
+    """A session finishes the tail of its last transaction, instead of leaving it to the next."""
+    on_progress: Callable[[TransactionSummary], None] = lambda _: None
     on_applied: Callable[[str], None] = lambda _: None
     on_state: Callable[[Sequence[Json]], None] = lambda _: None
-    """Told of the state patches of each committed transaction."""
+    """Called with the state patches of each committed transaction."""
     waits: Waits = field(default_factory=Waits)
     nothing_to_finish: bool = True
-    """Whether a first stop may end the work at once."""
+    """True while a first stop may end the work at once."""
+    transactions: int = 0
+    """Committed so far, in all sessions."""
     _asked: list[Event] = field(default_factory=list)
     _wake: Callable[[], None] = lambda: None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: bool = False
 
+    def committed(self, summary: TransactionSummary, patches: Sequence[Json]) -> None:
+        """Report a committed transaction."""
+        self.transactions += 1
+        self.on_state(patches)
+        self.on_progress(summary)
+
+    @contextlib.contextmanager
+    def listening(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Within this, a session runs: it has something to finish, and `wake` takes requests."""
+        self._wake, self.nothing_to_finish = wake, False
+        try:
+            wake()
+            yield
+        finally:
+            self._wake = lambda: None
+
     def is_stopping(self) -> bool:
-        """Whether a stop was asked for, now or of an earlier session."""
+        """True if a stop was asked for, of this session or of an earlier one."""
         return self._stop.is_set()
 
     def stop(self) -> None:
@@ -81,7 +115,7 @@ class Control:
         self._wake()
 
     def take(self) -> list[Event]:
-        """What was asked for since it was last looked at; a stop whenever it is looked at."""
+        """Return what was asked for since the last call; a stop, at every call."""
         asked, self._asked = self._asked, []
         return [*asked, StopRequested(), CloseRequested()] if self.is_stopping() else asked
 
@@ -92,7 +126,7 @@ class Control:
                 await self._stop.wait()
 
     async def stoppable(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`; raises `Stopped` if it does not come to its end after a stop."""
+        """Do `work`; raises `StoppedEarly` if it does not come to its end after a stop."""
         running = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
@@ -107,12 +141,19 @@ class Control:
             return running.result()
         if not running.done():
             _log.warning("what was stopped does not end, and is left behind")
-        raise Stopped("stopped before its end", fix="run it again: it goes on from where it was")
+        raise StoppedEarly(
+            "stopped before its end", fix="run it again: it goes on from where it was"
+        )
 
     async def _let_finish(self, running: asyncio.Future[T]) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + GRACE_S
         while not running.done():
-            if self._aborted or self.nothing_to_finish or self.waits.told or loop.time() > until:
+            if (
+                self._aborted
+                or self.nothing_to_finish
+                or self.waits.reported
+                or loop.time() > until
+            ):
                 return
             await asyncio.wait([running], timeout=_LOOK_S)

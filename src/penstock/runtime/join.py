@@ -1,8 +1,11 @@
-"""PURE: how the shards of a task find each other, and agree on what they are.
+"""PURE: lets the shards of a task find each other, and agree on what they are.
+
+Planned: no command reaches this module yet. It is for the cluster's leader service, where shards
+of one task join from several machines; today a task's shards are tasks of one Spark job.
 
 Every shard reads the topology of its task from the catalog, at some revision, and sends it to the
 leader: a `Join`. The session begins when all shards have sent the *same* one. If two differ,
-somebody read an older revision: all of them are sent away, to read again at the newest revision
+one of them read an older revision: all are sent away, to read again at the newest revision
 that any of them has seen, and so they converge without a timeout.
 
 A shard that went away leaves its slot taken. Its next join is then a disagreement, everybody
@@ -24,7 +27,7 @@ class InvalidJoin(PenstockError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What the catalog says of a shard; alike on all shards but for the ranges."""
+    """A shard's labels in the catalog; alike on all shards but for the ranges."""
 
     task: str
     build: str = ""
@@ -35,14 +38,14 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class TopologyMember:
     """One member of a topology."""
 
     id: str
     host: str
     """Where it is assigned; empty while it is not."""
     create_revision: int = 0
-    """Of its assignment: another one is another incarnation."""
+    """Revision of its assignment: another one is another incarnation."""
     labels: Labels | None
 
 
@@ -51,9 +54,9 @@ class Join:
     """A shard presents itself, and the topology as it knows it."""
 
     revision: int
-    """Of the catalog, when the topology was read."""
-    shards: tuple[Shard, ...]
-    """By (key begin, r-clock begin)."""
+    """Revision of the catalog at which the topology was read."""
+    shards: tuple[TopologyMember, ...]
+    """Ordered by (key begin, r-clock begin)."""
     shard_index: int
     work_dir: str
     endpoint: str = ""
@@ -114,7 +117,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consensus:
+class AllJoined:
     """All shards agree: a session begins. By index, whatever the order of arrival."""
 
     joins: tuple[Join, ...]
@@ -132,7 +135,7 @@ class Disagreement:
         return max(join.revision for join in self.joins)
 
 
-Outcome: TypeAlias = Pending | Consensus | Disagreement
+Outcome: TypeAlias = Pending | AllJoined | Disagreement
 
 
 def register(parked: Parked | None, join: Join) -> tuple[Parked | None, Outcome]:
@@ -149,7 +152,7 @@ def register(parked: Parked | None, join: Join) -> tuple[Parked | None, Outcome]
     parked = replace(parked, slots=(*parked.slots[:at], join, *parked.slots[at + 1 :]))
     if len(parked.joins) < len(parked.slots):
         return parked, Pending(filled=len(parked.joins), target=len(parked.slots))
-    return None, Consensus(joins=parked.joins)
+    return None, AllJoined(joins=parked.joins)
 
 
 def _agrees(parked: Parked, join: Join) -> bool:
@@ -165,7 +168,7 @@ def _agrees(parked: Parked, join: Join) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The leader's answer: zero is consensus, else the revision to read the topology at, again."""
+    """The leader's answer: zero if all agree, else the revision to read the topology at, again."""
 
     max_revision: int = 0
 
@@ -177,15 +180,17 @@ class ReadTopologyAt:
     revision: int
 
 
-def await_assignment(shards: Iterable[Shard], observed_revision: int) -> ReadTopologyAt | None:
-    """Whether to join at all: not before every shard of the task is assigned somewhere."""
+def await_assignment(
+    shards: Iterable[TopologyMember], observed_revision: int
+) -> ReadTopologyAt | None:
+    """Return when to look again, until every shard of the task is assigned; then None: join."""
     if all(shard.host for shard in shards):
         return None
     return ReadTopologyAt(revision=observed_revision + 1)
 
 
 def after_joined(joined: Joined, rest: Sequence[object] = ()) -> ReadTopologyAt | None:
-    """What a shard does about the leader's answer, and what followed it: None is to go on."""
+    """Return what a shard does about the leader's answer and what followed it; None: go on."""
     if joined.max_revision == 0:
         return None
     if rest:

@@ -1,7 +1,7 @@
-"""PURE: the collections in which tasks tell about themselves.
+"""PURE: the collections in which tasks report on themselves.
 
     ops/stats    one document per transaction, which is visible if, and only if, the transaction is
-    ops/logs     what a task has to say: warnings, errors, where it stands
+    ops/logs     a task's log: warnings, errors, progress
 
 Both are partitioned by task, so that the journal of a task is known without looking; they are read
 like any other collection.
@@ -9,11 +9,14 @@ like any other collection.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, get_args
 
 from penstock.journal.names import JournalName
 from penstock.model.json_order import Json
 from penstock.model.spec import CollectionSpec, Field, Frozen
+
+TaskKindName = Literal["capture", "derivation", "materialization"]
+TASK_KINDS: Final[tuple[TaskKindName, ...]] = get_args(TaskKindName)
 
 _COUNTS: Final[Json] = {
     "type": "object",
@@ -23,6 +26,25 @@ _COUNTS: Final[Json] = {
     },
     "reduce": {"strategy": "merge"},
 }
+
+_SECTIONS: Final[dict[str, Json]] = {
+    "materialize": {
+        "type": "object",
+        "additionalProperties": {
+            "type": "object",
+            "properties": {
+                "left": _COUNTS,
+                "right": _COUNTS,
+                "out": _COUNTS,
+                "bytesBehind": {"type": "integer"},
+                "lastSourcePublishedAt": {"type": "string", "format": "date-time"},
+            },
+            "reduce": {"strategy": "merge"},
+        },
+        "reduce": {"strategy": "merge"},
+    },
+}
+"""Schemas of the sections that the kinds of tasks fill (`runtime/stats.py`)."""
 
 _STATS_SCHEMA: Final[Json] = {
     "type": "object",
@@ -42,21 +64,7 @@ _STATS_SCHEMA: Final[Json] = {
         "ts": {"type": "string", "format": "date-time"},
         "openSecondsTotal": {"type": "number", "reduce": {"strategy": "sum"}},
         "txnCount": {"type": "integer", "reduce": {"strategy": "sum"}},
-        "materialize": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "properties": {
-                    "left": _COUNTS,
-                    "right": _COUNTS,
-                    "out": _COUNTS,
-                    "bytesBehind": {"type": "integer"},
-                    "lastSourcePublishedAt": {"type": "string", "format": "date-time"},
-                },
-                "reduce": {"strategy": "merge"},
-            },
-            "reduce": {"strategy": "merge"},
-        },
+        **_SECTIONS,
     },
     "reduce": {"strategy": "merge"},
 }
@@ -96,6 +104,6 @@ LOGS: Final = _of_tasks("ops/logs", _LOGS_SCHEMA)
 OPS: Final = (STATS, LOGS)
 
 
-def journal_of(collection: CollectionSpec, *, kind: str, task: str) -> JournalName:
-    """Where a task writes about itself."""
+def journal_of(collection: CollectionSpec, *, kind: TaskKindName, task: str) -> JournalName:
+    """Return the journal in which a task reports on itself."""
     return JournalName.of(collection.name, {"kind": kind, "name": task})

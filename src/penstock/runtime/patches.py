@@ -3,9 +3,8 @@
 A patch that is an object merges member by member, where null removes a member; any other patch
 replaces the state. Nothing and null are the empty object.
 
-Patches are kept apart and applied in order, never composed: "reset, then set" is two patches, and
-no single one means it. Those of several shards are concatenated by shard, not by arrival, so that
-everybody who applies them gets the same state.
+Patches stay separate and are applied in order, never composed: "reset, then set" is two patches,
+and no single one means it.
 
 As bytes, a stream is nothing at all, or an array with one compact patch per line:
 
@@ -17,7 +16,7 @@ As bytes, a stream is nothing at all, or an array with one compact patch per lin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NoReturn, TypeAlias
 
 from penstock.errors import PenstockError
@@ -55,19 +54,14 @@ def _merged(base: Json, patch: Json) -> Json:
     return merged
 
 
-def in_shard_order(by_shard: Mapping[int, Patches]) -> Patches:
-    """The patches of several shards as one stream."""
-    return tuple(patch for shard in sorted(by_shard) for patch in by_shard[shard])
-
-
 def encode(patches: Iterable[Json]) -> bytes:
-    """A stream as bytes; none at all if it is empty."""
+    """Encode a stream; an empty one is no bytes at all."""
     lines = "\n,".join(map(canonical_json, patches))
     return f"[{lines}\n]".encode() if lines else b""
 
 
 def decode(data: bytes) -> Patches:
-    """The stream that bytes hold. The framing is checked to the byte: it is written by programs."""
+    """Decode a stream. The framing is checked to the byte: programs write it."""
     if not data or data.removesuffix(b"\n") == b"[]":
         return ()
     if not data.startswith(b"["):
@@ -108,5 +102,5 @@ def _refuse(why: str) -> NoReturn:
     raise MalformedPatches(
         "a connector's state patches cannot be read",
         why=why,
-        fix="report this to whoever maintains the connector",
+        fix="report this to the connector's maintainers",
     )

@@ -6,10 +6,11 @@ rows of a small transaction are put into a file that has the same name each time
 the frame over it is collected once more.
 
 A plan knows how long its files are. So slots have fixed sizes: between the rows and the footer of
-the Parquet file lie bytes that nobody looks at.
+the Parquet file lies padding that no reader looks at.
 
-Nothing is lost with a slot: who crashes plans again. A slot has one session, which runs one query
-at a time; a task that outlives its job may read rows of a later one, but its answer goes nowhere.
+Nothing is lost with a slot: after a crash, queries are planned again. A slot has one session, which
+runs one query at a time; a task that outlives its job may read rows of a later one, but its answer
+goes nowhere.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _FOOTER_END: Final = 8
 """Bytes behind the footer of a Parquet file: its length, and the name of the format."""
 
 Rows = Mapping[int, pyarrow.Table]
-"""What a transaction has for each of its bindings."""
+"""A transaction's rows, by binding."""
 
 
 class Queries:
@@ -63,9 +64,9 @@ class Queries:
         *,
         key: Hashable,
     ) -> DataFrame:
-        """What `combined` makes of frames with these rows; asked once for each `key`.
+        """Return what `combined` makes of frames with these rows; called once for each `key`.
 
-        To be collected before the next one is asked for.
+        Collect it before asking for the next one.
 
         With the same key, bindings and schemas are the same, and so is what is made of them.
         """
@@ -118,7 +119,7 @@ class _Query:
     def put(self, files: Mapping[int, bytes], sizes: Mapping[int, int]) -> None:
         """From now on the frame has these rows."""
         for binding, slot in self._slots.items():
-            # Beside it and renamed: whoever has the old file open goes on reading that.
+            # Beside it and renamed: a task that has the old file open goes on reading that.
             beside = slot.with_suffix(".next")
             beside.write_bytes(padded(files[binding], sizes[binding]))
             beside.replace(slot)
@@ -129,7 +130,7 @@ class _Query:
 
 
 def slot_bytes(needed: int) -> int:
-    """The size of the least slot that has room for so many bytes."""
+    """Return the size of the smallest slot with room for this many bytes."""
     size = SLOT_BYTES
     while size < needed:
         size *= SLOT_GROWTH
@@ -137,7 +138,7 @@ def slot_bytes(needed: int) -> int:
 
 
 def padded(file: bytes, size: int) -> bytes:
-    """A Parquet file, made that long: readers find its footer from the end, and rows from there."""
+    """Pad a Parquet file to a size: readers find its footer from the end, and rows from there."""
     footer = int.from_bytes(file[-_FOOTER_END : -_FOOTER_END + 4], "little") + _FOOTER_END
     rows = len(file) - footer
     return b"".join((file[:rows], bytes(size - len(file)), file[rows:]))

@@ -1,16 +1,16 @@
 """Positions that a task need not remember any more, found when it starts.
 
 Every writer that ever was is an entry of the task's frontier, so what a task recovers would grow
-with its age. Those that are two days and a gigabyte behind are forgotten (`model.durable`), once
+with its age. Those that are two days and a gigabyte behind are forgotten (`model.resume`), once
 there are many: to know how far behind they are takes a listing of their journals.
 
-**Abandoned writers** have left a span open, and nobody will ever close it: they died between their
-rows and the ACK. A frontier cannot tell them from writers at work, so it is told from elsewhere:
+**Abandoned writers** have left a span open, and will never close it: they died between their
+rows and the ACK. A frontier cannot tell them from writers at work, so other facts decide:
 
 - The span began two days ago, by this clock and by the newest commit of the journal. A publisher
   refuses to close one that is older than a day (`journal.publisher`).
 - The ACK is not on its way: no recovery log names the producer in its ACK intents, and the journal
-  is not the one that a task writes its statistics to while nobody has settled with its endpoint
+  is not the one that a task writes its statistics to while it is not settled with its endpoint
   whether its last transaction counts; the endpoint may know an ACK that no log does.
 """
 
@@ -26,17 +26,17 @@ from penstock.journal.integrity import read_page
 from penstock.journal.planning import Planner
 from penstock.journal.state import AckRecord, Fragment, JournalState, Record
 from penstock.model.byte_progress import byte_position
-from penstock.model.clock import NEVER, Clock, Producer, delta
+from penstock.model.clock import NEVER, Clock, Producer, elapsed
 from penstock.model.completed import STALENESS_HORIZON
-from penstock.model.durable import PRUNE_BYTES, open_spans
 from penstock.model.frontier import Frontier
+from penstock.model.resume import PRUNE_BYTES, open_spans
 from penstock.runtime import ops
 from penstock.runtime.recovery import TASKS, Layout, Recovered, RecoveryMachine, prune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """When forgetting is worth it."""
+    """Thresholds from which on forgetting is worth it."""
 
     entries_min: int = 1000
     """Fewer than these are not worth a listing."""
@@ -51,7 +51,7 @@ async def pruned(
     now: Clock,
     options: Pruning = Pruning(),  # noqa: B008 - frozen
 ) -> Recovered:
-    """What a task recovers, without the writers that will not be heard of again."""
+    """Return what a task recovers, without the writers that will not be heard of again."""
     committed = recovered.committed_frontier
     if len(committed.table.producer) < options.entries_min:
         return recovered
@@ -74,7 +74,7 @@ async def pruned(
 async def _abandoned(
     committed: Frontier, states: Mapping[str, JournalState], planner: Planner, now: Clock
 ) -> Collection[Producer]:
-    """The producers of open spans that nobody will close."""
+    """Return the producers of open spans that will never be closed."""
     spans = open_spans(committed)
     if not spans:
         return ()
@@ -87,7 +87,7 @@ async def _abandoned(
             continue
         state = states.get(journal)
         began = None if state is None else await _clock_at(planner, state, producer, begin)
-        if began is None or delta(min(now, newest[journal]), began) < STALENESS_HORIZON:
+        if began is None or elapsed(min(now, newest[journal]), began) < STALENESS_HORIZON:
             alive.add(producer)
     return {producer for _, producer, _ in spans} - alive
 
@@ -106,7 +106,7 @@ def _newest_commits(committed: Frontier) -> dict[str, Clock]:
 async def _clock_at(
     planner: Planner, state: JournalState, producer: Producer, begin: int
 ) -> Clock | None:
-    """When the span was begun that a producer has open at an offset; None if it is not there."""
+    """Return when a producer began the span it has open at an offset; None if it is not there."""
     records: Iterable[Record] = state.records
     for page in state.pages:
         if page.begin <= begin < page.end:
@@ -130,11 +130,11 @@ class ExpectedAcks:
 
     producers: frozenset[Producer]
     journals: frozenset[str]
-    """Of any producer."""
+    """Journals to which any producer may still write ACKs."""
 
 
 async def expected_acks(store: Consensus) -> ExpectedAcks:
-    """What the recovery logs of all tasks say of ACKs to come."""
+    """Read from the recovery logs of all tasks which ACKs are still to come."""
     producers: set[Producer] = set()
     journals: set[str] = set()
     nobody = Layout({})
@@ -144,7 +144,9 @@ async def expected_acks(store: Consensus) -> ExpectedAcks:
         producers.update(commit.producer for commit in recovered.ack_intents.commits)
         if recovered.hinted_close > recovered.committed_close:
             task = key.removeprefix(TASKS)
-            journals.add(str(ops.journal_of(ops.STATS, kind="materialization", task=task)))
+            journals.update(
+                str(ops.journal_of(ops.STATS, kind=kind, task=task)) for kind in ops.TASK_KINDS
+            )
     return ExpectedAcks(frozenset(producers), frozenset(journals))
 
 
@@ -152,7 +154,7 @@ async def expected_acks(store: Consensus) -> ExpectedAcks:
 
 
 def positions(states: Mapping[str, JournalState]) -> Callable[[str, int], int]:
-    """How many stored bytes lie before an offset of a journal; of one that is gone, none do."""
+    """Return a function for the stored bytes before an offset of a journal; 0 if it is gone."""
 
     def position(journal: str, offset: int) -> int:
         state = states.get(journal)

@@ -1,4 +1,4 @@
-"""PURE: what survives a crash of a task, and how the next session continues from it.
+"""PURE: the durable state of a task, and how the next session continues from it.
 
 A task's recovery log is a state log whose state is a map of keys to values. One `Persist` is one
 diff: all of it becomes true, or none. What a leader has to know when it starts is decoded from the
@@ -16,8 +16,8 @@ map into a `Recovered`.
     committed-close, hinted-close             clocks                                 commit, hint
     VK:{resource}                             least backfill counter that may run    before apply
 
-**Hinted and committed.** A transaction's extents are *hinted* before anything that somebody could
-see happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
+**Hinted and committed.** A transaction's extents are *hinted* before anything visible
+happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
 either the endpoint says that it did, and the hint is folded into what is committed, or exactly the
 hinted extents are replayed.
 
@@ -45,10 +45,10 @@ import numpy as np
 from penstock.errors import PenstockError, UserError
 from penstock.journal.transaction import Intents
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
-from penstock.model.durable import PRUNE_BYTES, prepare_resume, prune_producers
 from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
+from penstock.model.resume import PRUNE_BYTES, prepare_resume, prune_producers
 from penstock.runtime.patches import Patches, apply_patches
 from penstock.runtime.patches import decode as decode_patches
 from penstock.runtime.patches import encode as encode_patches
@@ -58,14 +58,14 @@ TASKS: Final = "task/"
 
 
 def recovery_key(task: str) -> str:
-    """The key of a task's recovery log."""
+    """Return the key of a task's recovery log."""
     return f"{TASKS}{task}"
 
 
 NO_INTENTS: Final = Intents()
 
 UNKNOWN_KEY: Final = b"\xff"
-"""A greatest key above every packed key: who loads, has to load all of them."""
+"""A greatest key above every packed key. It means unknown: load every key."""
 
 # ------------------------------------------------------------------------------------- persisting
 
@@ -90,9 +90,9 @@ class Persist:
     patches: Patches = ()
     """Merged into the connector's state, in order."""
     max_keys: Mapping[int, bytes] = field(default_factory=dict)
-    """By binding; the greater one is kept."""
+    """Greatest packed keys by binding; the greater one is kept."""
     last_source_clocks: Mapping[str, Clock] = field(default_factory=dict)
-    """By collection; the later one is kept."""
+    """Newest source clocks by collection; the later one is kept."""
     last_applied: bytes | None = None
     trigger_params: bytes | None = None
     delete_trigger_params: bool = False
@@ -102,7 +102,7 @@ class Persist:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a session starts from."""
+    """The state that a session starts from."""
 
     committed_close: Clock = NEVER
     committed_frontier: Frontier = field(default_factory=lambda: EMPTY)
@@ -162,7 +162,7 @@ class MalformedLog(PenstockError):
 
 
 class RecoveryMachine:
-    """What a task's recovery log means (`consensus.replica.Machine`)."""
+    """The meaning of a task's recovery log (`consensus.replica.Machine`)."""
 
     format = 1
 
@@ -213,11 +213,11 @@ class Layout:
 
     state_keys: Mapping[int, str]
     reads: Callable[[int, str], bool] = _reads_all
-    """Whether a binding reads a journal, as its source is selected now: what it does not read can
-    not be replayed."""
+    """True if a binding reads a journal, as its source is selected now. Only what is read can be
+    replayed."""
 
     def encode(self, persist: Persist, entries: Entries) -> tuple[Op, ...]:
-        """The record of a `Persist`, to be appended to these entries."""
+        """Encode a `Persist` as the record to append to these entries."""
         return tuple(self._ops(persist, entries))
 
     def _ops(self, persist: Persist, entries: Entries) -> Iterator[Op]:
@@ -267,7 +267,7 @@ class Layout:
         return prefix + place + int(producer).to_bytes(_PRODUCER_BYTES, "big")
 
     def decode(self, entries: Entries) -> Recovered:
-        """What a recovery log says of these bindings. Keys of other kinds are left alone."""
+        """Decode what a recovery log says of these bindings. Keys of other kinds are left alone."""
         bindings = {state_key: index for index, state_key in self.state_keys.items()}
         max_keys = {
             bindings[name]: value for name, value in _under(entries, _MAX_KEY) if name in bindings
@@ -295,7 +295,7 @@ class Layout:
         )
 
     def supersede(self, entries: Entries) -> tuple[Op, ...]:
-        """The record that raised backfill counters need before their tables are emptied.
+        """Return the record that raised backfill counters need before their tables are emptied.
 
         Raises `UserError` for a counter that went down: its positions would be those of a table
         that was emptied since.
@@ -318,7 +318,7 @@ class Layout:
         return tuple(record)
 
     def forget(self, entries: Entries, kept: Frontier) -> tuple[Op, ...]:
-        """The record that drops the committed positions which `kept` has not, of its bindings."""
+        """Return the record that drops committed positions of these bindings that `kept` lacks."""
         wanted = {
             self._key(_COMMITTED, read.journal, read.binding, entry.producer)
             for read in kept
@@ -335,7 +335,7 @@ class Layout:
 
 
 def has_positions(entries: Entries) -> bool:
-    """Whether a log says of any binding, present or past, that it has read something."""
+    """True if a log has a position of any binding, present or past."""
     return any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
 
 
@@ -345,7 +345,7 @@ def _frontier(
     bindings: Mapping[str, int],
     reads_it: Callable[[int, str], bool] = _reads_all,
 ) -> Frontier:
-    """The positions under a prefix, of bindings that are still there."""
+    """Return the positions under a prefix, of bindings that are still there."""
     reads: dict[tuple[str, int], list[ProducerFrontier]] = {}
     for key, value in entries.items():
         if not key.startswith(prefix):
@@ -387,7 +387,7 @@ def _position_in(value: bytes, producer: Producer) -> ProducerFrontier:
 
 
 def _place(key: bytes, prefix: bytes) -> tuple[str, str, Producer]:
-    """What a key of a position is about. Names have no NUL, but the bytes of a producer may."""
+    """Parse the key of a position. Names have no NUL, but the bytes of a producer may."""
     place, producer = key[len(prefix) : -_PRODUCER_BYTES], key[-_PRODUCER_BYTES:]
     try:
         journal, state_key, _ = place.decode().split("\0")
@@ -409,7 +409,7 @@ def _state_key_of(key: bytes) -> str:
 
 
 def _backfill_of(state_key: str) -> tuple[str, int]:
-    """The resource that a state key is about, and its backfill counter."""
+    """Split a state key into its resource and its backfill counter."""
     resource, _, counter = state_key.rpartition(".v")
     return (resource, int(counter)) if counter.isdecimal() else (state_key, 0)
 
@@ -465,10 +465,10 @@ def _json(data: bytes) -> Json:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointCheckpoint:
-    """What an endpoint that commits by itself keeps beside its rows, in the same transaction."""
+    """The record that an endpoint which commits by itself stores with its rows, atomically."""
 
     close: Clock
-    """Of the transaction it committed last."""
+    """Close clock of the transaction it committed last."""
     ack_intents: Intents = NO_INTENTS
 
     def encode(self) -> bytes:
@@ -476,7 +476,7 @@ class EndpointCheckpoint:
 
     @classmethod
     def decode(cls, data: bytes) -> EndpointCheckpoint:
-        """The checkpoint that `encode` wrote."""
+        """Decode what `encode` wrote."""
         try:
             version, close, intents = _decode_checkpoint(data)
         except msgspec.MsgspecError as error:
@@ -503,7 +503,7 @@ class EndpointMismatch(PenstockError):
 def reconcile(
     recovered: Recovered, endpoint: EndpointCheckpoint | None, *, endpoint_commits: bool
 ) -> Persist | None:
-    """What to persist before reading on, given what the endpoint says of itself; None in sync.
+    """Return what to persist before reading on, given the endpoint's checkpoint; None in sync.
 
     An endpoint that commits by itself is never behind the log's last commit, and ahead of it by the
     hinted transaction at most. If it is ahead, that transaction counts: it is folded in, and its
@@ -514,7 +514,7 @@ def reconcile(
 
 
 def _uneventful(recovered: Recovered) -> Persist | None:
-    """What to persist of a hinted transaction that read no commit: nothing of it is replayed.
+    """Return what to persist of a hinted transaction that read no commit: none of it is replayed.
 
     It is as good as committed, and a session that resumes behind it reports only what it hears
     itself. Spans that were open there would be forgotten with the next commit.
@@ -528,7 +528,7 @@ def _uneventful(recovered: Recovered) -> Persist | None:
 def _ahead(
     recovered: Recovered, endpoint: EndpointCheckpoint | None, *, endpoint_commits: bool
 ) -> Persist | None:
-    """What to persist if the endpoint has committed the hinted transaction.
+    """Return what to persist if the endpoint has committed the hinted transaction.
 
     Where no position is left, every table is filled anew, and nothing depends on the endpoint's
     past.
@@ -572,7 +572,7 @@ def prune(
     retired: Container[Producer] = frozenset(),
     prune_bytes: int = PRUNE_BYTES,
 ) -> Recovered:
-    """Without the producers that will not be heard of again; those that were hinted stay."""
+    """Drop the producers that will not be heard of again; those that were hinted stay."""
     hinted = recovered.hinted_frontier.table
     # A hint that nothing can have read yet guards every entry that was hinted, resolved or not.
     guards = replace(
@@ -589,7 +589,7 @@ def prune(
 
 
 def _common(frontier: Frontier, kept: Frontier) -> Frontier:
-    """The entries of `frontier` that `kept` has too."""
+    """Return the entries of `frontier` that `kept` has too."""
     mine, _ = frontier.table.join(kept.table)
     rows = np.zeros(len(frontier.table.producer), np.bool_)
     rows[mine] = True

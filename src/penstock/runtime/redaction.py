@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 from penstock.servicekit.secrets import REDACTED
 
 TELLING: Final = 6
-"""Literal texts of a request count as secrets from so many characters on."""
+"""Literal texts of a request count as secrets from this length on."""
 
 _BASE64_MIN: Final = 4
 _HARMLESS: Final = frozenset({"accept", "content-type", "user-agent"})
@@ -46,7 +46,7 @@ class Redaction:
 
 
 def secrets_of_header(name: str, value: str) -> Iterator[str]:
-    """What of a literal header may be a secret: a token behind its scheme, a password within."""
+    """Return what may be secret in a literal header: a token after its scheme, a password."""
     if name.lower() in _HARMLESS:
         return
     yield from (part for part in (value, *value.split()) if len(part) >= TELLING)
@@ -60,7 +60,7 @@ def secrets_of_header(name: str, value: str) -> Iterator[str]:
 
 
 def secrets_of_url(url: str) -> Iterator[str]:
-    """What of a URL may be a secret: everything but its host."""
+    """Return what may be secret in a URL: everything but its host."""
     parts = urlsplit(url)
     if parts.password is not None:
         user, password = unquote(parts.username or ""), unquote(parts.password)

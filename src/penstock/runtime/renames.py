@@ -1,10 +1,10 @@
-"""Who leads a task, and how a task goes on under another name.
+"""Takes over the recovery log of a task, also of one that goes on under another name.
 
 A recovery log has the name of its task in its key. A task that was renamed takes the log of its old
 name over, in two steps, each of which can be the last one before a crash:
 
-1. The old log is led, which fences whoever ran the task by its old name, and says that it has moved
-   (`moved-to`). From here on it never changes, and nobody runs by the old name.
+1. The old log is led, which fences a leader that ran the task by its old name, and says that it has
+   moved (`moved-to`). From here on it never changes, and no leader runs by the old name.
 2. The new log becomes a copy of it, and says whose (`renamed-from`).
 
 Both name the epoch of step 1, so a task can be renamed back: only the newest move counts.

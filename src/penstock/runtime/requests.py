@@ -1,7 +1,7 @@
-"""What people ask of a running task from another process: one small state log per task.
+"""Requests to a running task from another process: one small state log per task.
 
-The log counts requests. Whoever runs the task follows it, and acts on counts that grow while it
-looks; what was asked before, of a task that nobody ran, is forgotten.
+The log counts requests. The process that runs the task follows it, and acts on counts
+that grow meanwhile; requests to a task that was not running are forgotten.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CLOSE_NOW: Final = "close-now"
 
 
 class Closes(Protocol):
-    """What can be asked to close its open transaction."""
+    """Something that can close its open transaction."""
 
     def close_now(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Counts by what was asked (`consensus.replica.Machine`)."""
+    """Counts requests by name (`consensus.replica.Machine`)."""
 
     format: int = 1
 
@@ -54,7 +54,7 @@ def _key(task: str) -> str:
 
 
 async def request(store: Consensus, task: str, what: str) -> None:
-    """Ask it of whoever runs the task now."""
+    """Ask something of the process that runs the task now."""
     log = await StateLog.open(store, _key(task), _Machine())
     await log.append(lambda _: what)
 

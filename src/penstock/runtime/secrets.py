@@ -1,8 +1,8 @@
 """Secrets behind references, read at the moment they are used.
 
 A configuration is kept, compared, and sent to Spark tasks with its references in it: `${env:NAME}`
-and `${file:path}`, whole values or parts of them; `$${` is a literal `${`. Only who opens a
-connection resolves them, in its own process, and keeps the result to itself.
+and `${file:path}`, whole values or parts of them; `$${` is a literal `${`. Only the
+code that opens a connection resolves them, in its own process, and keeps the result to itself.
 """
 
 from __future__ import annotations

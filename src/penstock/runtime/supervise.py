@@ -1,7 +1,7 @@
 """Keeps a task going: session after session, until it is done or cannot go on.
 
 What ended a session decides what follows. A replay is followed by an ordinary session. An endpoint,
-a store or a webhook that is out of order for now is tried again, later and later; each transaction
+a store or a webhook that fails for now is tried again, later and later; each transaction
 that gets through starts the counting anew. A leader that was fenced stops for good, since another
 one runs the task. Everything else needs a person, and is raised. After a stop, no session follows,
 whatever ended the last one (`runtime.control`).
@@ -19,12 +19,10 @@ from typing import Final
 
 from penstock.consensus.store import ConsensusError
 from penstock.errors import PenstockError, Unavailable
-from penstock.runtime.connector import ConnectorError
-from penstock.runtime.control import Control, Stopped
-from penstock.runtime.materialize.build import Built
-from penstock.runtime.materialize.leader import Ended, World, run_session
-from penstock.runtime.materialize.work import Progress
+from penstock.runtime.connector.common import ConnectorError
+from penstock.runtime.control import Control, StoppedEarly
 from penstock.runtime.requests import obey
+from penstock.runtime.session import Ended, RunnableTask, World
 from penstock.runtime.task_log import task_log
 from penstock.runtime.triggers import TriggerFailed
 
@@ -36,14 +34,14 @@ _WAIT_S_MAX: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How often sessions may fail in a row, without a transaction between them."""
+    """Number of sessions in a row that may fail without a transaction between them."""
 
     failures_max: int | None = None
-    """None is for ever."""
+    """None: any number."""
 
 
 async def supervise(
-    built: Built,
+    task: RunnableTask,
     world: World,
     control: Control,
     patience: Patience = Patience(),  # noqa: B008 - frozen
@@ -53,59 +51,55 @@ async def supervise(
     A stop that could not wait for the end of a session is an end as well.
     """
     try:
-        await control.stoppable(_supervised(built, world, control, patience))
-    except Stopped:
-        _log.warning("%s: stopped; what was under way is run again the next time", built.name)
+        await control.stoppable(_supervised(task, world, control, patience))
+    except StoppedEarly:
+        _log.warning("%s: stopped; what was under way is run again the next time", task.name)
 
 
-async def _supervised(built: Built, world: World, control: Control, patience: Patience) -> None:
+async def _supervised(
+    task: RunnableTask, world: World, control: Control, patience: Patience
+) -> None:
     failures = 0
-    told = control.on_progress
-
-    def progressed(progress: Progress) -> None:
-        nonlocal failures
-        failures = 0
-        told(progress)
-
-    control.on_progress = progressed
-    async with _kept_log(built, world), _obedient(built, world, control):
+    async with _kept_log(task, world), _obedient(task, world, control):
         while not control.is_stopping():
             control.nothing_to_finish = True
+            committed = control.transactions
             try:
-                if await run_session(built, world, control) is Ended.STOPPED:
+                if await task.run_session(world, control) is Ended.STOPPED:
                     return
-                _log.info("%s: replayed the transaction that was under way", built.name)
+                _log.info("%s: replayed the transaction that was under way", task.name)
+                failures = 0
                 continue
             except PenstockError as error:
                 if control.is_stopping() and is_transient(error):
-                    _log.warning("%s: %s; not tried again", built.name, _one_line(error))
+                    _log.warning("%s: %s; not tried again", task.name, _one_line(error))
                     return
-                failures += 1
+                failures = failures + 1 if control.transactions == committed else 1
                 if not is_transient(error) or failures == patience.failures_max:
-                    _log.error("%s: %s", built.name, _one_line(error))
+                    _log.error("%s: %s", task.name, _one_line(error))
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
-                _log.warning("%s: %s; trying again in %.1f s", built.name, _one_line(error), wait_s)
+                _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
 
 
-def _kept_log(built: Built, world: World) -> contextlib.AbstractAsyncContextManager[None]:
+def _kept_log(task: RunnableTask, world: World) -> contextlib.AbstractAsyncContextManager[None]:
     return task_log(
         world.planner,
-        kind="materialization",
-        task=built.name,
-        level=built.log_level,
+        kind=task.kind,
+        task=task.name,
+        level=task.log_level,
         now=world.now,
         entropy=world.entropy,
     )
 
 
 @contextlib.asynccontextmanager
-async def _obedient(built: Built, world: World, control: Control) -> AsyncIterator[None]:
+async def _obedient(task: RunnableTask, world: World, control: Control) -> AsyncIterator[None]:
     """Within this, the task does what other processes ask of it."""
     store = world.planner.journals.store
-    requests = asyncio.create_task(obey(store, built.name, control), name="requests")
+    requests = asyncio.create_task(obey(store, task.name, control), name="requests")
     try:
         yield
     finally:
@@ -115,7 +109,7 @@ async def _obedient(built: Built, world: World, control: Control) -> AsyncIterat
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same thing may work in a while, without anybody doing anything here."""
+    """True if the same thing may work in a while, without anybody doing anything here."""
     match error:
         case ConnectorError(transient=transient):
             return transient

@@ -1,9 +1,9 @@
-"""What a task logs, also kept as documents of `ops/logs`.
+"""Keeps what a task logs as documents of `ops/logs`, too.
 
 Records go to standard error as always. Those that are logged while a task runs, in its own code or
 below it, are collected beside that and appended to the task's journal, a few seconds later and in
 transactions of their own: what a task says of its troubles must not be lost with the transaction
-that has them. A store that is out of order loses them; that is told on standard error too.
+that has them. A store that fails loses them, and standard error says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("penstock.runtime")
 class _Collector(logging.Handler):
     """Keeps the records of one task."""
 
-    def __init__(self, kind: str, task: str, level: int) -> None:
+    def __init__(self, kind: ops.TaskKindName, task: str, level: int) -> None:
         super().__init__(level)
         self._kind = kind
         self._task = task
@@ -71,13 +71,13 @@ def _plain(value: object) -> Json:
 async def task_log(
     planner: Planner,
     *,
-    kind: str,
+    kind: ops.TaskKindName,
     task: str,
     level: int,
     now: Callable[[], Clock],
     entropy: Callable[[int], bytes],
 ) -> AsyncIterator[None]:
-    """Within this, what the task logs is kept."""
+    """Within this, the task's log is kept."""
     collector = _Collector(kind, task, level)
     root = logging.getLogger("penstock")
     root.addHandler(collector)
@@ -103,7 +103,7 @@ class _Writer:
         planner: Planner,
         collector: _Collector,
         *,
-        kind: str,
+        kind: ops.TaskKindName,
         task: str,
         now: Callable[[], Clock],
         entropy: Callable[[int], bytes],
@@ -121,7 +121,7 @@ class _Writer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Append what there is; what cannot be appended is told, and dropped."""
+        """Append what was collected; log and drop what cannot be appended."""
         documents = list(self._collector.documents)
         self._collector.documents.clear()
         if not documents:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _BACKOFF_S: Final = 1.0
 _BACKOFF_S_MAX: Final = 30.0
 _READ_BYTES_MAX: Final = 16 << 10
-"""Of an answer: its sender may send for ever."""
+"""Bytes read of an answer: its sender may send for ever."""
 _SHOWN: Final = 256
 _RETRIED: Final = frozenset({408, 429})
 _DEFAULTS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -64,7 +64,7 @@ class _Hook:
     template: Template
 
 
-class Triggers:
+class Webhooks:
     """The webhooks of a materialization, checked when they are made."""
 
     def __init__(self, task: str, hooks: Sequence[Trigger]) -> None:

@@ -1,11 +1,11 @@
-"""What a task waits for, and calls that block but can be ended.
+"""Reports what a task waits for, and runs calls that block but can be interrupted.
 
-A task that does nothing because somebody else has a lock looks like one that hangs. So every wait
-is registered here, with what it is for; after `TOLD_S` seconds the log says so, and says it again
-later and later. A wait that was told is also what a stop does not wait for (`runtime.control`).
+A task that does nothing because another process holds a lock looks like one that hangs. So every
+wait is registered here, with what it is for; after `REPORT_S` seconds the log says so, and says it
+again later and later. A stop does not wait for a wait that was reported (`runtime.control`).
 
 Calls of a connector block. They run in threads that do not keep the process alive, and if the
-caller is cancelled the connector is told to interrupt them: afterwards the thread has ended, or is
+caller is cancelled the connector is asked to interrupt them: afterwards the thread has ended, or is
 left behind after a moment. Nothing depends on how such a call ended: a session that is over is
 followed by one that finds out.
 """
@@ -23,11 +23,11 @@ from typing import Any, Final, TypeVar
 
 _log = logging.getLogger("penstock.runtime")
 
-TOLD_S: Final = 2.0
-"""How long a wait may last before the log says what it is for."""
+REPORT_S: Final = 2.0
+"""Seconds that a wait may last before the log says what it is for."""
 
 INTERRUPT_S: Final = 3.0
-"""How long a call may take to end after it was interrupted, before it is left behind."""
+"""Seconds that a call may take to end after it was interrupted, before it is left behind."""
 
 _AGAIN_S: Final = 0.2
 
@@ -38,48 +38,55 @@ Look = Callable[[], str | None]
 
 
 class Waits:
-    """What a task waits for now. Used on one event loop."""
+    """The things that a task waits for now. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._told: set[object] = set()
+        self._reported: set[object] = set()
 
     @property
-    def told(self) -> bool:
-        """Whether the task waits for something that others have to do, and has said so."""
-        return bool(self._told)
+    def reported(self) -> bool:
+        """True if the task waits for something that others have to do, and has logged it."""
+        return bool(self._reported)
 
     @contextlib.contextmanager
     def on(self, task: str, what: str, look: Look | None = None) -> Iterator[None]:
         """Within this, the task waits for `what`; or works, unless `look` finds what it waits for.
 
-        An error of `look` tells nothing.
+        An error of `look` counts as finding nothing.
         """
-        saying = asyncio.get_running_loop().create_task(self._say(task, what, look))
+        loop, reports = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+
+        def report() -> None:
+            reports.append(loop.create_task(self._report(task, what, look)))
+
+        timer = loop.call_later(REPORT_S, report)  # most waits are over by then
         try:
             yield
         finally:
-            saying.cancel()
+            timer.cancel()
+            for reporting in reports:
+                reporting.cancel()
 
-    async def _say(self, task: str, what: str, look: Look | None) -> None:
-        wait, waited_s, next_s = object(), 0.0, TOLD_S
+    async def _report(self, task: str, what: str, look: Look | None) -> None:
+        wait, waited_s = object(), REPORT_S
         try:
             while True:
-                await asyncio.sleep(next_s - waited_s)
-                waited_s = next_s
                 found: str | None = what
                 if look is not None:
                     found = None
                     with contextlib.suppress(Exception):
                         found = await in_thread(look)
                 if found is None:
-                    self._told.discard(wait)
-                    next_s = waited_s + TOLD_S
-                    continue
-                self._told.add(wait)
-                _log.warning("%s waits for %s, for %.0f s now", task, found, waited_s)
-                next_s = waited_s * 2
+                    self._reported.discard(wait)
+                    next_s = waited_s + REPORT_S
+                else:
+                    self._reported.add(wait)
+                    _log.warning("%s waits for %s, for %.0f s now", task, found, waited_s)
+                    next_s = waited_s * 2
+                await asyncio.sleep(next_s - waited_s)
+                waited_s = next_s
         finally:
-            self._told.discard(wait)
+            self._reported.discard(wait)
 
 
 def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
@@ -122,12 +129,12 @@ async def interruptible(call: Callable[[], T], interrupt: Callable[[], None]) ->
             both: list[asyncio.Future[Any]] = [running, ending]
             await asyncio.wait(both, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([running], timeout=_AGAIN_S)
-            ending.add_done_callback(heard)
-        running.add_done_callback(heard)
+            ending.add_done_callback(ignore_result)
+        running.add_done_callback(ignore_result)
         raise
 
 
-def heard(ended: asyncio.Future[T]) -> None:
-    """Callback: nobody asks for what became of it."""
+def ignore_result(ended: asyncio.Future[T]) -> None:
+    """Callback: its result or error is not asked for."""
     if not ended.cancelled():
         ended.exception()

@@ -1,1 +1,1 @@
-"""Logs, metrics and the admin page; knows nothing of Penstock."""
+"""Logs, metrics, the admin page, secrets and the gRPC transport; knows nothing of Penstock."""

@@ -3,7 +3,7 @@
 It runs in the event loop it reports on, on purpose: a loop that is stuck does not answer, and that
 is the truth a supervisor asks for.
 
-Every process on the host can reach it, so it has limits, which nobody who asks for a page meets:
+Every process on the host can reach it, so it has limits, which ordinary requests never meet:
 `CONNECTIONS_MAX`, of which the oldest makes room for a new one, `CONNECTION_S` for each of them,
 and `HEADER_BYTES_MAX`. Bodies are not read.
 """
@@ -30,19 +30,19 @@ from penstock.servicekit.readiness import Readiness
 LOOPBACK = "127.0.0.1"
 
 CONNECTIONS_MAX: Final = 64
-"""Open at once; whoever is in a hurry to ask does not find the door shut by those who only wait."""
+"""Open connections; the oldest makes room, so that idle ones cannot shut out a new request."""
 
 CONNECTION_S: Final = 30.0
-"""From the first byte of a connection to its last."""
+"""How long one connection may last."""
 
 _STOP_S: Final = 2
 
 HEADER_BYTES_MAX: Final = 16 << 10
-"""Of a request, without its body."""
+"""Size of a request without its body."""
 
 
 def application(registry: Registry, readiness: Callable[[], Readiness]) -> Starlette:
-    """The three pages; `readiness` is asked at every request."""
+    """Return the three pages; `readiness` is called at every request."""
 
     async def metrics(_: Request) -> Response:
         return Response(registry.render(), media_type=CONTENT_TYPE)
@@ -69,7 +69,7 @@ async def serving(app: Starlette, port: int) -> AsyncIterator[int]:
             ws="none",
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             log_config=None,
-            log_level="error",  # what a client sends wrong is no news of ours
+            log_level="error",  # a client's mistakes are not worth a log line
             timeout_graceful_shutdown=_STOP_S,
             access_log=False,
             lifespan="off",
@@ -84,7 +84,7 @@ async def serving(app: Starlette, port: int) -> AsyncIterator[int]:
 
 
 class _Connection(H11Protocol):
-    """One connection, for so long, and one of so many."""
+    """One connection, limited in time and number."""
 
     _numbers = itertools.count()
 
@@ -95,8 +95,8 @@ class _Connection(H11Protocol):
         self.number = next(self._numbers)
         self._ending = self.loop.call_later(CONNECTION_S, transport.abort)
         if len(self.connections) > CONNECTIONS_MAX:
-            same = (each for each in self.connections if isinstance(each, _Connection))
-            min(same, key=lambda each: each.number).transport.abort()
+            ours = (other for other in self.connections if isinstance(other, _Connection))
+            min(ours, key=lambda connection: connection.number).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ending.cancel()
@@ -104,7 +104,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to the process: the admin page is not what decides to stop."""
+    """Leaves signals to the process: the admin page does not decide when to stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
-"""Files that decide who is let in, or prove who we are: tokens, keys, certificates.
+"""Files that grant access or prove an identity: tokens, keys, certificates.
 
-Whoever can replace such a file can give themselves access, so each is read only if nobody but root
-and the user of this process can: not by writing to the file, and not by renaming another one into
-its place, in its directory or in one above it, or by way of a symbolic link.
+A user who can replace such a file can grant themselves access. So it is read only if root and the
+user of this process alone can change it: by writing to it, by renaming another file into its place,
+in its directory or one above it, or through a symbolic link.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_guarded(path: Path) -> bytes:
-    """What is in the file; `UsageError` if others may change it, `OSError` if there is none."""
+    """Return the file's contents; `UsageError` if others may change it, `OSError` if missing."""
     check_guarded(path)
     return path.read_bytes()
 
 
 def check_guarded(path: Path) -> None:
-    """Refuse a file that somebody else than root and this user may change or replace."""
+    """Refuse a file that a user other than root and this one may change or replace."""
     found = _walk(path)
     if not stat.S_ISREG(found.st_mode):
         raise UsageError(f"{path} is not a file", fix="name a regular file")
@@ -40,16 +40,16 @@ def check_guarded(path: Path) -> None:
 
 
 def check_directories(path: Path, *, trusted: frozenset[int] = frozenset()) -> None:
-    """Refuse a path that others may lead elsewhere; what is at its end is not looked at.
+    """Refuse a path that others may redirect; the file at its end is not checked.
 
-    `trusted`: users beside root and that of this process.
+    `trusted`: user ids besides root and the user of this process.
     """
     found = _walk(path.parent, trusted)
     _check_directory(path.parent, found, trusted)
 
 
 def _walk(path: Path, trusted: frozenset[int] = frozenset()) -> os.stat_result:
-    """What is at the end of `path`, after every directory and link on the way was checked."""
+    """Stat the end of `path`, after checking every directory and link on the way."""
     first, *rest = path.absolute().parts
     at = Path(first)
     found = at.lstat()

@@ -3,8 +3,8 @@
     log = logging.getLogger(__name__)
     log.info("consensus backend ready", extra=fields(url=url, incarnation=incarnation))
 
-Secrets are masked in the formatter, after everything else has put its text together: whoever
-logs an exception of a driver cannot know what that driver put into it.
+Secrets are masked in the formatter, once the whole text is there: code that logs a driver's
+exception cannot know what the driver put into it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[^\s\"=]+")
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
-    """The fields of an event, for the `extra` of a logging call."""
+    """Return the fields of an event for the `extra` of a logging call."""
     return {"fields": values}
 
 
@@ -65,7 +65,7 @@ class JsonFormatter(logging.Formatter):
 def configure(*, level: str, as_json: bool = False, stream: IO[str] | None = None) -> None:
     """Send the logs of this process to `stream` (stderr by default); replaces what was configured.
 
-    Libraries speak from WARNING on, whatever our own level is.
+    Libraries log from WARNING on, whatever our own level is.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())

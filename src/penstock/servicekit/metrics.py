@@ -59,7 +59,7 @@ class Gauge:
 
 
 class Histogram:
-    """How often each size occurred; `counts[i]` are those up to `bounds[i]`, the last the rest."""
+    """Counts by size: `counts[i]` for values up to `bounds[i]`, the last one for larger values."""
 
     __slots__ = ("bounds", "count", "counts", "sum")
 
@@ -70,17 +70,18 @@ class Histogram:
         self.count = 0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Record `value`, `times` over: what one batch took, every one of its elements took."""
+        """Record `value` `times` over: every element of a batch took as long as the batch."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
         self.count += times
 
 
 M = TypeVar("M", Counter, Gauge, Histogram)
+N = TypeVar("N", Counter, Gauge)
 
 
 class Family(Generic[M]):
-    """Metrics of one name, told apart by the values of their labels."""
+    """Metrics of one name, one for each combination of label values."""
 
     def __init__(self, names: tuple[str, ...], make: Callable[[], M]) -> None:
         self._names = names
@@ -88,7 +89,7 @@ class Family(Generic[M]):
         self.children: dict[tuple[str, ...], M] = {}
 
     def labels(self, *values: str) -> M:
-        """The metric of these label values; a hot path asks once and keeps it."""
+        """Return the metric of these label values; a hot path looks it up once and keeps it."""
         child = self.children.get(values)
         if child is None:
             if len(values) != len(self._names):
@@ -106,26 +107,25 @@ class Registry(Collector):
         self._before: list[Callable[[], None]] = []
 
     def before_collect(self, update: Callable[[], None]) -> None:
-        """Run `update` before each reading: for gauges that are cheaper asked than kept."""
+        """Run `update` before each reading, for gauges that are cheaper to read than to keep."""
         self._before.append(update)
 
     def counters(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Counter]:
-        family = Family(labels, Counter)
-
-        def collect() -> Metric:
-            metric = CounterMetricFamily(self._prefix + name, text, labels=labels)
-            for values, child in family.children.items():
-                metric.add_metric(values, child.value)
-            return metric
-
-        self._collectors.append(collect)
-        return family
+        return self._scalars(Family(labels, Counter), CounterMetricFamily, name, text, labels)
 
     def gauges(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Gauge]:
-        family = Family(labels, Gauge)
+        return self._scalars(Family(labels, Gauge), GaugeMetricFamily, name, text, labels)
 
+    def _scalars(
+        self,
+        family: Family[N],
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        labels: tuple[str, ...],
+    ) -> Family[N]:
         def collect() -> Metric:
-            metric = GaugeMetricFamily(self._prefix + name, text, labels=labels)
+            metric = kind(self._prefix + name, text, labels=labels)
             for values, child in family.children.items():
                 metric.add_metric(values, child.value)
             return metric
@@ -165,7 +165,7 @@ class Registry(Collector):
             yield collect()
 
     def render(self) -> bytes:
-        """The Prometheus exposition text of everything declared here."""
+        """Return the Prometheus exposition text of everything declared here."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return generate_latest(registry)

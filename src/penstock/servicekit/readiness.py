@@ -1,4 +1,4 @@
-"""Whether a process can do its work now."""
+"""Readiness of a process; apart from `admin`, so that reporting it needs no web server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Ready, or why not; what /readyz says."""
+    """Ready, or the reason why not; the answer of /readyz."""
 
     ready: bool
     reason: str = "ready"

@@ -1,12 +1,12 @@
-"""What must not be seen: passwords, tokens, and values of names that sound like one.
+"""Masks secrets: passwords, tokens, and the values of names that sound like one.
 
-There is one way to hide them. `mask` is for any text, `mask_url` for a URL (or a connection string)
-and nothing else; everything that is printed, logged, kept as a status or sent to another process as
-an error goes through one of them, at the last moment.
+`mask` is for any text, `mask_url` for a URL or a connection string and nothing else. Everything
+that is printed, logged, kept as a status or sent to another process as an error goes through one of
+them, at the last moment.
 
-`mask` goes by how secrets look: URLs, `name=value`, members of JSON, headers. That is not enough
-for what a driver makes of one, so whoever takes a secret in says so by `conceal`, and from then on
-`mask` hides that value wherever it stands in this process, however it is written.
+`mask` recognizes secrets by their form: URLs, `name=value`, members of JSON, headers. That is not
+enough for what a driver makes of one, so code that reads a secret registers it with `conceal`; from
+then on `mask` hides that value wherever it appears in this process, however it is spelled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote
 REDACTED: Final = "<redacted>"
 
 CONCEALED_CHARS_MIN: Final = 6
-"""A shorter value is a part of so many words that hiding it would hide everything else."""
+"""A shorter value is part of too many words: hiding it would hide everything else."""
 
 _CONCEALED_MAX: Final = 512
 _NO_SECRETS: Final = ("penstock", "postgres", "password", "redacted", REDACTED)
-"""Whoever has these for a password hides nothing by it, and they are in half of what is said."""
+"""As passwords these protect nothing, and they occur in half of all messages."""
 
 _NAME = r"(?:pass|pwd|token|secret|key|credential)"
 _SURE_NAME = r"(?:passw|pwd|secret|token|credential|(?:api|access|private)[_-]?key)"
@@ -44,17 +44,17 @@ _MEMBER = re.compile(
 _HEADER = re.compile(r"(?i)\b(bearer|authorization: *\w+|basic(?= +[\w+/]{8,}=*(?:\s|$)))\s+\S+")
 _SECRET_NAME = re.compile(rf"(?i)[\w.-]*{_NAME}[\w.-]*")
 _TOKEN_SCHEMES = frozenset({"grpc", "grpc+unix", "http", "https"})
-"""What stands alone before the @ of such a URL is no user, but a token."""
+"""In such a URL, a single word before the @ is a token, not a user."""
 
 _PLACEHOLDERS = frozenset({"password", "…"})
-"""What stands for a password where we say how to write one."""
+"""Placeholders for a password in examples."""
 
 _concealed: OrderedDict[str, None] = OrderedDict()
 _pattern: re.Pattern[str] | None = None
 
 
 def sounds_secret(name: str) -> bool:
-    """Whether the value of a field of this name must not be seen."""
+    """True if the value of a field of this name must be masked."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
@@ -62,9 +62,9 @@ def sounds_secret(name: str) -> bool:
 
 
 def conceal(value: str, *, beside: Iterable[object] = ()) -> None:
-    """Hide this value from now on, in every text that is masked in this process.
+    """Hide this value from now on in every text that this process masks.
 
-    One that is also a name `beside` it, as that of its user, tells nothing: such names are in every
+    A value equal to a name `beside` it, such as its user's, is not hidden: such names are in every
     message.
     """
     global _pattern  # of the process, as its standard error is
@@ -80,7 +80,7 @@ def conceal(value: str, *, beside: Iterable[object] = ()) -> None:
 
 
 def conceal_url(url: str) -> None:
-    """Hide what is secret in a URL, also where a driver takes it apart."""
+    """Conceal the secrets of a URL, including the parts that a driver may split them into."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         for found in re.finditer(rf"(?i)\bpassword\s*=\s*({_QUOTED}|\S+)", url):
@@ -102,11 +102,11 @@ def conceal_url(url: str) -> None:
 
 
 _FILE_OPTIONS = ("file", "key", "cert")
-"""Options that name a file, such as token_file=, sslkey= and key=; others hold their value."""
+"""Options that name a file, such as token_file=, sslkey= and key=; others hold the secret."""
 
 
 def _concealing() -> re.Pattern[str]:
-    """What finds every concealed value."""
+    """Return the pattern that finds every concealed value."""
     global _pattern
     if (pattern := _pattern) is None:
         spellings = {spelling for value in list(_concealed) for spelling in _spellings(value)}
@@ -131,12 +131,11 @@ def _spellings(value: str) -> Iterable[str]:
 
 
 def mask_url(url: str) -> str:
-    """`url` for people: without its password and without query values that sound secret.
+    """Return `url` without its password and without query values that sound secret.
 
-    Host, database and options stay: a wrong URL is the common mistake. Must hold for malformed
-    URLs too, which is where a password ends up in an error: whatever stands before the last `@`
-    is taken for user and password, and no parser is trusted to know better. A connection string of
-    `name=value` is masked as such.
+    Host, database and options stay: a wrong URL is the common mistake. Malformed URLs, which end up
+    in errors, must be masked too: everything before the last `@` is taken for user and password,
+    and no parser is trusted to know better. A connection string of `name=value` is masked as such.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -154,7 +153,7 @@ def mask_url(url: str) -> str:
 
 
 def mask(text: str, *known: str | None) -> str:
-    """`text` without secrets: those that look like one, those that are concealed, and `known`."""
+    """Return `text` without secrets: those that look like one, concealed ones, and `known`."""
     for value in known:
         if value:
             text = text.replace(value, REDACTED)
@@ -178,7 +177,7 @@ def _parameter(found: re.Match[str]) -> str:
 
 
 def _member(found: re.Match[str]) -> str:
-    """Text stays text, so that what was JSON still is."""
+    """Keep the quotes, so that JSON stays JSON."""
     value = found[0][len(found[1]) :]
     mark = value[: 2 if value[0] == "\\" else value[0] in "\"'"]
     return f"{found[1]}{mark}{REDACTED}{mark}"

@@ -1,4 +1,4 @@
-"""How a service is told to stop."""
+"""Signals that stop a service."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 
 def at_stop_signals(stop: Callable[[], None]) -> None:
-    """On the running loop, call `stop` at SIGTERM, which supervisors send, and at Ctrl-C.
+    """Call `stop` on the running loop at SIGTERM, which supervisors send, and at Ctrl-C.
 
-    The second one ends the process at once: what was acknowledged is durable.
+    The second signal ends the process at once: what was acknowledged is durable.
     """
     loop = asyncio.get_running_loop()
     asked = 0

@@ -54,11 +54,11 @@ UNBOUNDED: Final = Bounds()
 
 
 class KeyKind(enum.Enum):
-    """Where a document's shuffle key comes from."""
+    """The source of a document's shuffle key."""
 
     SOURCE = "is the collection's key, packed when the document was written"
     POINTERS = "is extracted from the document"
-    PARTITIONS = "is made of partition fields alone, so a journal's name tells it"
+    PARTITIONS = "is made of partition fields alone, so a journal's name holds it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Binding:
     priority: int = 0
     """Documents of higher priority are processed first, whatever their clocks."""
     read_delay: int = 0
-    """As a duration of clocks: no document is processed before it is this old."""
+    """A duration of clocks: no document is processed before it is this old."""
     cohort: int = 0
     filter_r_clocks: bool = False
     """Each document goes to one shard of its key group, rather than to all of them."""
@@ -84,7 +84,7 @@ class Binding:
     bounds: Bounds = UNBOUNDED
     columns: tuple[str, ...] | None = None
     """Top-level columns of the read layout that the task can need, the key's among them; None is
-    all. Never fewer than are needed: who knows more may read fewer."""
+    all. Never fewer than are needed; a caller that knows more may read fewer."""
 
     def __post_init__(self) -> None:
         where = f'binding {self.index}, which reads {self.collection.name} as "{self._shown}"'
@@ -118,7 +118,7 @@ class Binding:
 
     @property
     def state_key(self) -> str:
-        """What progress is kept under; unique in the task, and the same in its next version."""
+        """The key of its progress: unique in the task, and the same in its next version."""
         return self.read_suffix.rpartition("/")[2]
 
     @property
@@ -126,7 +126,7 @@ class Binding:
         return self.read_suffix if len(self.read_suffix) <= 80 else f"{self.read_suffix[:80]}…"
 
     def reads(self, journal: str) -> bool:
-        """Whether it reads the journal of this full name; raises MisnamedJournal."""
+        """True if it reads the journal of this full name; raises MisnamedJournal."""
         prefix = self.collection.name + "/"
         if journal in ("", prefix):
             raise MisnamedJournal(f'"{journal}" is not the name of a journal')
@@ -182,7 +182,7 @@ def hint_index(bindings: Iterable[Binding]) -> HintIndex:
 
 
 def task_bindings(catalog: Catalog, name: str) -> tuple[Binding, ...]:
-    """What the task of this name reads; the name of a collection is an ad-hoc read of all of it.
+    """The bindings of a task; the name of a collection is an ad-hoc read of all of it.
 
     The name of a derived collection is that of its derivation.
     """
@@ -305,7 +305,7 @@ def ad_hoc_bindings(
 
 
 def key_kind(collection: CollectionSpec, key: Sequence[str]) -> KeyKind:
-    """Where a shuffle key of these pointers comes from; the most that is known of it."""
+    """Return the most specific kind of a shuffle key of these pointers."""
     if tuple(key) == collection.key:
         return KeyKind.SOURCE
     locations = {field.location for field in collection.partitions}
@@ -410,7 +410,7 @@ def _texts(resource: Json) -> Sequence[str]:
 
 
 def _is_read_only(derivation: DerivationSpec, transform: Transform) -> bool:
-    """Whether a document may be seen by a single shard of its key group.
+    """True if a document may be seen by a single shard of its key group.
 
     It may if it changes nothing that later documents of its key have to find there: nothing has to
     meet, or the derivation keeps no state at all.
@@ -452,7 +452,7 @@ def _clock(text: str, where: str) -> Clock:
 
 
 def _chosen(collection: CollectionSpec, columns: Iterable[str], where: str) -> tuple[str, ...]:
-    """The columns that somebody named, and those of the key, by which documents are routed."""
+    """The columns that a reader names, and those of the key, by which documents are routed."""
     known = _column_names(layout(compiled(collection.read_schema.text).shape))
     wanted = {*columns, *(columns_of(collection, collection.key) or known)}
     for name in sorted(wanted.difference(known)):
@@ -465,6 +465,6 @@ def _chosen(collection: CollectionSpec, columns: Iterable[str], where: str) -> t
 
 
 def _column_names(root: Column) -> list[str]:
-    """As documents are stored: members by name, then the hidden ones."""
+    """Names in stored order: members by name, then the hidden ones."""
     names = [member.name for member in root.members if member.column is not None]
     return [*names, *(name for name in (root.nulls, root.extra) if name is not None)]

@@ -32,7 +32,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Final
 
 from penstock.errors import Bug, PenstockError
@@ -41,13 +41,10 @@ from penstock.model.frontier import EMPTY, Frontier
 from penstock.shuffle.binding import Lane
 
 TICK_S: Final = 60
-"""How often a session counts what does not move."""
+"""The interval at which a session counts what does not move."""
 
 HINT_TIMEOUT_TICKS: Final = 15
-"""How long a requested checkpoint may wait for hinted commits without coming any closer."""
-
-DISK_DEADLOCK_TICKS: Final = 5
-"""How long a full disk may be all that keeps a requested checkpoint from coming."""
+"""Ticks that a requested checkpoint may wait for hinted commits without coming any closer."""
 
 
 class Stalled(PenstockError):
@@ -132,14 +129,12 @@ class CheckpointPipeline:
         if delta:
             self._come_closer(joined)
         else:
-            self.unresolved = joined  # nothing but LSNs and floors
+            self.unresolved = joined  # nothing but floors
 
     def _resolve(self, delta: Frontier) -> None:
         resolved = self.unresolved.resolve_hints(delta)
         if resolved.advanced:
-            # Who gets these commits must read logs as far as the delta says.
-            lsn = _furthest(resolved.frontier.flushed_lsn, delta.flushed_lsn)
-            self._come_closer(replace(resolved.frontier, flushed_lsn=lsn))
+            self._come_closer(resolved.frontier)
 
     def _come_closer(self, unresolved: Frontier) -> None:
         self.unresolved = unresolved
@@ -172,7 +167,7 @@ class CheckpointPipeline:
     # Answers
 
     def show(self) -> Frontier:
-        """What a peek has of this lane: of a pending checkpoint nothing, unless it is anchored.
+        """This lane's part of a peek: nothing of a pending checkpoint, unless it is anchored.
 
         So a transaction never waits for hints that it has not seen.
         """
@@ -183,12 +178,12 @@ class CheckpointPipeline:
         return _join(self.ready, self.unresolved)
 
     def take(self) -> Frontier:
-        """What is ready; it is consumed now."""
+        """Take what is ready; it counts as consumed."""
         taken, self.ready, self.ready_dirty = self.ready, EMPTY, False
         return taken
 
     def tick(self, *, requested: bool) -> int:
-        """For how many ticks of waiting, with a request outstanding, no hint has moved."""
+        """Ticks, with a request outstanding, in which no hint has moved."""
         if not self.unresolved:
             self._stalled_ticks = 0
         elif requested:
@@ -215,11 +210,10 @@ class Checkpoints:
         """One checkpoint is replayed, exactly, and then nothing comes any more. Decided once."""
         self._pipelines = [CheckpointPipeline(part, recovery=self.recovery) for part in parts]
         self._requested = False
-        self._flushed_lsn: tuple[int, ...] = ()
 
     @property
     def requested(self) -> bool:
-        """Whether a request is outstanding."""
+        """A request is outstanding."""
         return self._requested
 
     def request(self) -> None:
@@ -239,13 +233,13 @@ class Checkpoints:
         self._pipelines[lane].on_progressed(delta)
 
     def discharge(self, removed: Frontier) -> None:
-        """Wait no longer for the last commits of `removed`: nobody will ever read them."""
+        """Stop waiting for the last commits of `removed`, which can no longer be read."""
         for bindings, pipeline in zip(self._bindings, self._pipelines, strict=True):
             if part := removed.retain_bindings(bindings.__contains__):
                 pipeline.discharge(part)
 
     def would_answer(self) -> bool:
-        """Whether a request, if there is one or were one, is answered now."""
+        """True if a request, made now or before, is answered at once."""
         lanes = self._pipelines
         if any(lane.anchored for lane in lanes):
             return any(
@@ -256,8 +250,7 @@ class Checkpoints:
     def answer(self) -> Frontier | None:
         """Answer the outstanding request, if there is anything to answer; never with nothing.
 
-        Bytes are told once, when they are taken. The LSNs of an answer are at least those of every
-        answer before it, because logs are read forward.
+        Bytes are reported once, when they are taken.
         """
         if not self._requested or not self.would_answer():
             return None
@@ -267,12 +260,11 @@ class Checkpoints:
             answer = _join_all(lane.show() for lane in self._pipelines).without_bytes()
         else:
             answer = _join_all(lane.take() for lane in self._pipelines)
-        self._flushed_lsn = _furthest(self._flushed_lsn, answer.flushed_lsn)
         self._requested = False
-        return replace(answer, flushed_lsn=self._flushed_lsn)
+        return answer
 
     def unresolved(self) -> Frontier:
-        """What pending checkpoints of all lanes wait for; reading that first brings them closer."""
+        """Everything that pending checkpoints of all lanes wait for; it is best read first."""
         waiting = (lane.unresolved for lane in self._pipelines if lane.unresolved)
         return _join_all(unresolved.project_unresolved_hints() for unresolved in waiting)
 
@@ -320,10 +312,6 @@ def _name(lane: Lane) -> str:
 
 def _minutes(ticks: int) -> str:
     return f"{ticks * TICK_S // 60} minutes"
-
-
-def _furthest(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(max, zip_longest(a, b, fillvalue=0)))
 
 
 def _join(a: Frontier, b: Frontier) -> Frontier:

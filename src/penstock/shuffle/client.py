@@ -1,8 +1,8 @@
 """A session in another process: `RemoteSession`, with the methods of `Session`.
 
-Checkpoints come as the service has them, fragments, inline rows and all, so whoever can reach the
-blob store reads the documents itself. When the connection is lost the session is, too: its image
-here ends with an error, and the next session starts from the frontier that its owner has stored.
+Checkpoints come as the service has them, fragments, inline rows and all, so a client that reaches
+the blob store reads the documents itself. When the connection is lost, so is the session: its
+image here ends with an error, and the next session starts from the frontier that its owner stored.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from penstock.consensus.committer.address import CommitterAddress
-from penstock.consensus.committer.channel import authorization, open_channel
-from penstock.consensus.committer.grpcio import aio, grpc
-from penstock.consensus.committer.sockets import check_owned_socket
-from penstock.errors import Bug, PenstockError, Unavailable, UserError
+from penstock.errors import PenstockError, Unavailable, UserError
 from penstock.journal.state import JournalState
 from penstock.model.frontier import EMPTY, Frontier
+from penstock.servicekit.rpc.address import ServiceAddress
+from penstock.servicekit.rpc.channel import authorization, open_channel
+from penstock.servicekit.rpc.grpcio import aio, grpc
+from penstock.servicekit.rpc.sockets import check_owned_socket
 from penstock.servicekit.secrets import mask
 from penstock.shuffle import wire
 from penstock.shuffle.delivery import Checkpoint
@@ -30,17 +30,14 @@ from penstock.shuffle.session import SessionClosed
 log = logging.getLogger("penstock.shuffle")
 
 _CLOSE_S: Final = 10.0
-"""How long the service may take to tear the session down, until it is left to do so alone."""
-
-_CHANNEL_OPTIONS: Final = (*wire.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-"""A channel of its own, so that closing one session does not depend on another."""
+"""Time that the service may take to tear the session down before the client stops waiting."""
 
 _Call = aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteBinding:
-    """What is told of a binding."""
+    """A binding of a session, as its service describes it."""
 
     index: int
     collection: str
@@ -66,9 +63,7 @@ class RemoteSession:
         self._handover = Handover()
         self._admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._opened = False
-        self._assembly = wire.Assembly()
-        self._numbers: dict[int, tuple[int, Checkpoint]] = {}
-        """By `id`: checkpoints do not hash, and one that is here keeps its id."""
+        self._assembly = wire.CheckpointAssembly()
         self._caught_up = -1
         self._why = ""
         self._requests: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
@@ -77,22 +72,21 @@ class RemoteSession:
     @classmethod
     async def open(
         cls,
-        service: str | CommitterAddress,
+        service: str | ServiceAddress,
         name: str,
         *,
-        shards: int = 1,
         resume: Frontier = EMPTY,
     ) -> Self:
         """A session of a task or a collection at a service.
 
         Its URL is as a committer's: `grpc://host:port`, with options for TLS and a token's file.
         """
-        address = CommitterAddress.parse(service) if isinstance(service, str) else service
+        address = ServiceAddress.parse(service) if isinstance(service, str) else service
         if address.socket is not None:
             check_owned_socket(address.socket)
-        session = cls(address.url, open_channel(address, _CHANNEL_OPTIONS))
+        session = cls(address.url, open_channel(address))
         try:
-            for request in wire.open_requests(name, shards, resume):
+            for request in wire.open_requests(name, resume):
                 session._requests.put_nowait(request)
             call = session._call(authorization(address))
             session._reading = asyncio.create_task(session._read(call), name="remote session")
@@ -107,16 +101,6 @@ class RemoteSession:
         request = pb.SessionRequest(next_checkpoint=pb.NextCheckpoint())
         return await self._handover.take(lambda: self._requests.put_nowait(request))
 
-    def consumed(self, checkpoint: Checkpoint) -> None:
-        """As `Session.consumed`."""
-        if self._handover.ended is not None:
-            return
-        number, known = self._numbers.pop(id(checkpoint), (0, None))
-        if known is not checkpoint:
-            raise Bug("a checkpoint was consumed that this session has not given, or twice")
-        request = pb.SessionRequest(consumed=pb.Consumed(checkpoint=number))
-        self._requests.put_nowait(request)
-
     async def caught_up(self, revision: int) -> None:
         """As `Session.caught_up`."""
         if self._caught_up < revision:
@@ -126,7 +110,7 @@ class RemoteSession:
         await given.until(lambda: given.empty and self._caught_up >= revision)
 
     def waiting_for(self) -> str:
-        """As `Session.waiting_for`, as of a few seconds ago; nothing until the service tells."""
+        """As `Session.waiting_for`, a few seconds late; empty until the service reports it."""
         ended = self._handover.ended
         return self._why if ended is None else f"the session has ended: {ended}"
 
@@ -189,15 +173,17 @@ class RemoteSession:
             case "waiting":
                 self._why = response.waiting.why
             case "failure":
-                raise wire.from_failure(response.failure)
+                raise wire.decode_failure(response.failure)
             case _:
                 log.debug("a message of a newer release was passed over")
 
     def _assemble(self, part: pb.CheckpointPart) -> None:
         checkpoint = self._assembly.add(part)
         if checkpoint is not None:
-            self._numbers[id(checkpoint)] = part.checkpoint, checkpoint
-            self._assembly = wire.Assembly()
+            # A service of an earlier release keeps a checkpoint until it gets this message.
+            consumed = pb.Consumed(checkpoint=part.checkpoint)
+            self._requests.put_nowait(pb.SessionRequest(consumed=consumed))
+            self._assembly = wire.CheckpointAssembly()
             self._handover.give(checkpoint)
 
 
@@ -211,7 +197,7 @@ def _binding_of(message: pb.Binding) -> RemoteBinding:
 
 
 def _lost(error: aio.AioRpcError, where: str, *, opened: bool) -> PenstockError:
-    """What a status means to whoever had a session, or wanted one."""
+    """The error that a gRPC status means to a client with a session, or without one yet."""
     details = mask(error.details() or error.code().name)
     match error.code():
         case grpc.StatusCode.UNAUTHENTICATED if not opened:

@@ -29,13 +29,11 @@ class Delivery(Struct, frozen=True, kw_only=True, gc=False):
     binding: int
     producer: Producer
     commit: Clock
-    """Of the close. No row has a later clock, and none of the next delivery an earlier one."""
+    """The clock of the close. No row here is later, and none of the next delivery is earlier."""
     rows: tuple[VisibleRows, ...]
     """In the order of their clocks; a commit without any makes no delivery."""
     bytes: int
     """Their share of what is stored."""
-    lsn: int = 0
-    """The round that read it."""
     again: bool = False
     """Its producer went back behind a commit, so that clocks that were passed may come again."""
     level: Clock = NEVER
@@ -63,7 +61,7 @@ class Delivery(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a task may process next.
+    """Documents that a task may process next, and the frontier that they bring it to.
 
     A *peek* has unresolved hints: its rows may be read ahead, and the transaction that takes them
     must take further checkpoints, up to one without, before it commits.
@@ -71,7 +69,7 @@ class Checkpoint:
 
     frontier: Frontier
     deliveries: tuple[Delivery, ...]
-    """What this checkpoint has and none before it had."""
+    """Deliveries that no earlier checkpoint had."""
 
     @property
     def is_peek(self) -> bool:
@@ -79,12 +77,12 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """As it is stored."""
+        """Stored size."""
         return sum(delivery.bytes for delivery in self.deliveries)
 
     @property
     def documents(self) -> int:
-        """At most: of a run that repeats itself only the rows can tell."""
+        """An upper bound: only its rows show whether a run repeats itself."""
         return sum(rows.run.rows for each in self.deliveries for rows in each.rows)
 
 
@@ -97,7 +95,7 @@ class Outbox:
 
     @property
     def bytes(self) -> int:
-        """Of everything that waits, as it is stored."""
+        """Stored size of everything that waits."""
         return self._bytes
 
     def put(self, deliveries: Iterable[Delivery]) -> None:

@@ -1,7 +1,7 @@
-"""Checkpoints from whoever makes them to whoever asks: one at a time, and none lost.
+"""Hands checkpoints from their maker to a caller: one at a time, and none lost.
 
-What both a session and its image in another process need: a caller may be cancelled at any moment,
-also between being answered and running again, and the checkpoint then waits for the next call.
+A session needs it, and so does its image in another process: a caller may be cancelled at any
+moment, also between being answered and running again; the checkpoint then waits for the next call.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from penstock.shuffle.delivery import Checkpoint
 
 
 class Handover:
-    """The place where one checkpoint is handed over; on one event loop.
+    """A slot for one checkpoint, on one event loop.
 
-    It ends once, with an error, which everybody gets who waits then or later.
+    It ends once, with an error, which every present and later caller gets.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        """Somebody has asked, and there was no answer yet."""
+        """A checkpoint was asked for, and not given yet."""
         self.ended: BaseException | None = None
         self._asking = False
         self._answer: Checkpoint | None = None
@@ -29,7 +29,7 @@ class Handover:
 
     @property
     def empty(self) -> bool:
-        """Every checkpoint that was given has been taken."""
+        """True if every checkpoint that was given has been taken."""
         return self._answer is None
 
     def give(self, checkpoint: Checkpoint) -> None:
@@ -39,7 +39,7 @@ class Handover:
         self.notify()
 
     def end(self, why: BaseException) -> None:
-        """There are no more checkpoints; of several reasons, the first counts."""
+        """End it: no more checkpoints come. Of several reasons, the first counts."""
         if self.ended is None:
             self.ended = why
             self.notify()
@@ -62,12 +62,12 @@ class Handover:
             self._asking = False
 
     def notify(self) -> None:
-        """Something has happened: let everybody look whether it was what they wait for."""
+        """Wake every waiter, to check its condition."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        """Wait for something to happen; raises what ended it all instead."""
+        """Wait for a condition; raises the error that ended the handover instead."""
         while True:
             if self.ended is not None:
                 raise self.ended
@@ -77,7 +77,7 @@ class Handover:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of the errors of tasks, the one that came first and made the others stop."""
+    """Return the error that came first and cancelled the other tasks."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

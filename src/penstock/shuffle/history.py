@@ -1,8 +1,8 @@
 """PURE: the records of a journal, as far as a session holds them.
 
 The newest records are in the journal's state. Older ones were sealed into pages, which are objects
-of the blob store: a `History` says which page it lacks, and whoever can read objects supplies it.
-Only pages that somebody is about to read are asked for, and none is kept once everybody has.
+of the blob store: a `History` says which page it lacks, and its caller supplies it.
+Only pages that are about to be read are asked for, and none is kept once every reader is past it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class History:
         self.name = name
         self.state = state
         self.bytes_end = 0
-        """Grows by what is appended. Where it starts does not matter: only distances are told."""
+        """Grows by what is appended. Where it starts does not matter: only differences are used."""
         self._loaded: dict[str, Sequence[Record]] = {}
 
     @property
     def holds_anything(self) -> bool:
-        """Whether there is anything to wait for here, when an ACK elsewhere hints at this journal.
+        """True if a hint of an ACK elsewhere at this journal is worth waiting for.
 
         The rows of a transaction are appended before its first ACK is. So where there is nothing,
         there is nothing of that transaction, whether it was removed or never was.
@@ -114,7 +114,7 @@ class History:
     def at_revision(self, offset: int, revision: int, *, ahead: int = 0) -> list[Record]:
         """The records that end after `offset`, if their revision is this one, up to the next.
 
-        If a page is needed for them, the next ones are too, up to so many records `ahead`: planning
+        If a page is needed for them, the next ones are too, up to `ahead` records: planning
         begins again with each answer.
         """
         records: list[Record] = []
@@ -133,7 +133,7 @@ class History:
         return records
 
     def _from(self, page: Page, records: int) -> tuple[Page, ...]:
-        """A page, and those after it that are not at hand, as far as so many records go."""
+        """A page, and those after it that are not at hand, up to a number of records."""
         pages = self.state.pages
         found = [page]
         records -= page.records
@@ -197,7 +197,7 @@ class History:
 
     @property
     def has_pages(self) -> bool:
-        """Whether pages are at hand, to `forget`."""
+        """True if pages are at hand, to `forget`."""
         return bool(self._loaded)
 
     def forget(self, offset: int) -> None:
@@ -209,7 +209,7 @@ class History:
     # ------------------------------------------------------------------------------------ bytes
 
     def bytes_from(self, offset: int) -> int:
-        """How much is stored from `offset` on; within a page that is not at hand, about so much."""
+        """Bytes stored from `offset` on; an estimate within a page that is not at hand."""
         total = 0
         for record in reversed(self.state.records):
             if record.end <= offset:
@@ -223,7 +223,7 @@ class History:
 
 
 def bytes_after(record: Record, offset: int) -> int:
-    """How much of a record is stored from `offset` on; ACKs have no bytes."""
+    """Bytes of a record stored from `offset` on; ACKs have none."""
     if not isinstance(record, Fragment):
         return 0
     if offset <= record.begin:

@@ -36,7 +36,7 @@ def spark_lookup(spark: Callable[[], SparkSession], planner: Planner) -> Lookup:
     async def look(need: NeedRows) -> int:
         rows = VisibleRows(fragment=need.fragment, run=need.run, clock_gt=need.clock_gt)
         state = await planner.journals.load(need.journal)
-        (rows,) = (await planner.surveyed(need.journal, [rows], state)).visible
+        (rows,) = (await planner.resolve_rows(need.journal, [rows], state)).visible
         layout = await planner.schemas.layout(rows.fragment.schema)
         return await asyncio.to_thread(lambda: _first(spark(), planner, need.journal, rows, layout))
 

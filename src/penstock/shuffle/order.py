@@ -35,7 +35,7 @@ _LEVEL: Final = attrgetter("level")
 
 
 class Order(enum.Enum):
-    """What puts documents of a binding into the order of their commits."""
+    """The columns that sort documents of a binding by commit."""
 
     CLOCK = "clocks alone: no two are equal, and they rise with revisions"
     STAMP = "clocks, and producers where these are equal"
@@ -48,7 +48,7 @@ class Arranged:
 
     order: Order
     deliveries: tuple[Delivery, ...]
-    """In the order of their levels, which raise what has to be raised among these, no more."""
+    """By level. Levels are the least that order these deliveries among themselves."""
 
 
 def level_after(level: Clock, latest: Clock) -> Clock:
@@ -74,7 +74,7 @@ def arranged(deliveries: Iterable[Delivery], *, delay: int) -> Arranged:
 
 
 def _interleave(by_first: list[Delivery]) -> bool:
-    """Whether two producers may have stamped the same clock."""
+    """True if two producers may have stamped the same clock."""
     if len({each.producer for each in by_first}) == 1:
         return False
     return any(after.first <= before.last for before, after in pairwise(by_first))

@@ -8,7 +8,7 @@ A **fold** is what a round would make of a read: it looks at the read, keeps to 
 different, and is adopted when the rows that it found are safe, or forgotten as if it never was. Its
 size is that of what the round met, however many producers the journal has.
 
-What resuming must find again is told from here, so the frontier invariant is kept here:
+Reports to the frontier are made here, so its invariant is kept here:
 
 - A report has *every* producer that changed since the report before it, open ones included.
 - The begin of an open span is exact. A lower bound will not do: a span often begins within a
@@ -33,7 +33,14 @@ from penstock.model.completed import gap_floor
 from penstock.model.frontier import JournalFrontier
 from penstock.model.hints import Ack, Commit, Hint, HintIndex
 from penstock.model.producer_frontier import OBSERVED_FLOOR, ProducerFrontier
-from penstock.model.runs import Run, RunOutcome, advance_run, fatal_outcome, seen, sequence_run
+from penstock.model.runs import (
+    Run,
+    RunOutcome,
+    advance_run,
+    fatal_outcome,
+    seen_through,
+    sequence_run,
+)
 from penstock.model.sequence import (
     Bounds,
     Outcome,
@@ -41,9 +48,9 @@ from penstock.model.sequence import (
     ProducerState,
     advance,
     begin_replay,
-    refusal,
     resume,
     sequence,
+    sequence_error,
     sequence_replay,
 )
 from penstock.shuffle.binding import Binding
@@ -62,7 +69,7 @@ class _Span:
     rows: list[VisibleRows] = field(default_factory=list)
     bytes: int = 0
     continues: bool = False
-    """In a fold: these come after the rows that the read has."""
+    """In a fold: these follow the rows that the read already has."""
 
 
 _NEW = ProducerState()
@@ -118,7 +125,7 @@ class Read:
         self.lossy = False
         """Content was removed before this could read it."""
         self.gap = False
-        """It was when reading began, and no floor was raised for that yet."""
+        """Content was missing when reading began, and no floor was raised for that yet."""
         self.goals = dict(goals or {})
         self.parked = False
         """A recovery has read what it must."""
@@ -142,7 +149,7 @@ class Read:
         return self.history.name, self.binding.index
 
     def state(self, producer: Producer) -> ProducerState:
-        """What is known of a producer, if only that it is new."""
+        """The state of a producer; one that was not met is new."""
         return self._states.get(producer, _NEW)
 
     def held_bytes(self, producer: Producer) -> int:
@@ -150,7 +157,7 @@ class Read:
         span = self._spans.get(producer)
         return 0 if span is None else span.bytes
 
-    def plan(self, fold: Fold) -> None:
+    def plan(self, fold: ReadFold) -> None:
         """Planning goes on behind what `fold` has taken."""
         self.planned, self.parked = fold.position, fold.parked
 
@@ -159,8 +166,8 @@ class Read:
         self.planned = self.position
         self.parked = bool(self.goals) and _reached(self.goals, self.state)
 
-    def adopt(self, fold: Fold) -> None:
-        """What a round has found is so. A round that is given up leaves no trace."""
+    def adopt(self, fold: ReadFold) -> None:
+        """Take over what a round has found. A round that comes to nothing leaves no trace."""
         self._states.update(fold.states)
         self._denied.update(fold.denied)
         self.unreported.update(fold.states)
@@ -173,28 +180,24 @@ class Read:
                 self._spans[producer] = span
             elif held is not None:
                 del self._spans[producer]
-        if self.position > fold.position:
-            self._close_spans()  # what follows the round was removed while it was in flight
-        else:
-            self.position = fold.position
-            self._bytes_read += fold.bytes
+        self.position = fold.position
+        self._bytes_read += fold.bytes
         self.unplan()
         self.gap = False
         self._begun = True
 
     def skip_removed(self) -> bool:
-        """Go past what was removed before it was read; whether anything was.
+        """Go past content that was removed before it was read; true if there was any.
 
         If nothing was read yet, there is a gap before where reading begins, for which a floor is
-        raised. One that is met later raises none: it would let go of hints in other journals.
+        raised. One that is met later raises none: it would release hints in other journals.
         """
         begin = self.history.state.begin
-        if self.planned >= begin:
+        if self.position >= begin:
             return False
         self.lossy = True
-        if not self._begun and self.planned == self.position:
-            self.gap = True
-        self.position, self.planned = max(self.position, begin), begin
+        self.gap = self.gap or not self._begun
+        self.position = self.planned = begin
         self._bytes_read = self.history.bytes_end - self.history.bytes_from(self.position)
         self._close_spans()
         return True
@@ -202,8 +205,8 @@ class Read:
     def _close_spans(self) -> None:
         """Forget spans that were open before a gap.
 
-        Their rows were removed, and perhaps their closes with them. Nobody can tell a span that
-        goes on behind the gap from one that was rolled back within it.
+        Their rows were removed, and perhaps their closes with them. Nothing distinguishes a span
+        that goes on behind the gap from one that was rolled back within it.
         """
         for producer, state in self._states.items():
             if self.is_open(producer):
@@ -215,7 +218,7 @@ class Read:
         self._spans.clear()
 
     def is_open(self, producer: Producer) -> bool:
-        """Whether rows of a producer are here that its next ACK would commit."""
+        """True if there are rows of a producer that its next ACK would commit."""
         state = self.state(producer)
         return state.gapped or state.report(producer).is_open
 
@@ -246,22 +249,22 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What folds of one session ask others."""
+class FoldContext:
+    """What the folds of one session share."""
 
     hints: HintIndex
     exists: Callable[[str], bool]
-    """Whether a journal is there, in metadata at least as new as anything that is folded."""
+    """True if a journal exists, by metadata at least as new as anything that is folded."""
     rows: Mapping[tuple[str, int, int, Clock], int]
     """Answers to `NeedRows`, by `row_key`."""
     levels: Mapping[int, Clock] = field(default_factory=dict)
-    """By cohort, that of the next revision (`order`)."""
+    """By cohort, the level of the next revision (`order`)."""
     announced: Mapping[Announced, Clock] = field(default_factory=dict)
     """The levels of commits that were hinted and not read yet."""
 
 
 def row_key(need: NeedRows) -> tuple[str, int, int, Clock]:
-    """What an answer stays true of, also if the fragment is moved meanwhile."""
+    """Identify a question whose answer stays true if the fragment is moved."""
     return need.journal, need.fragment.begin, need.run.first_offset, need.clock_gt
 
 
@@ -269,14 +272,13 @@ Announced = tuple[str, int, Producer, Clock]
 """A commit as one binding will read it: journal, binding, producer and clock."""
 
 
-class Fold:
-    """What one round makes of one read."""
+class ReadFold:
+    """The effect of one round on one read, until it is adopted."""
 
     __slots__ = (
         "_announced",
         "_context",
         "_level",
-        "_lsn",
         "_read",
         "bytes",
         "closed",
@@ -295,15 +297,13 @@ class Fold:
     def __init__(
         self,
         read: Read,
-        context: Context,
+        context: FoldContext,
         *,
-        lsn: int = 0,
         announced: dict[Announced, Clock] | None = None,
     ) -> None:
-        """`announced` is what this round was told of commits, which its folds share."""
+        """`announced` are the hinted commits of this round, which its folds share."""
         self._read = read
         self._context = context
-        self._lsn = lsn
         self._announced = {} if announced is None else announced
         self._level = NEVER
         self.latest = NEVER
@@ -323,7 +323,7 @@ class Fold:
         self.parked = False
 
     def state(self, producer: Producer) -> ProducerState:
-        """What is known of a producer, this round included."""
+        """The state of a producer, this round included."""
         found = self.states.get(producer)
         return self._read.state(producer) if found is None else found
 
@@ -377,7 +377,7 @@ class Fold:
             rows = VisibleRows(
                 fragment=fragment,
                 run=run,
-                clock_gt=seen(state),
+                clock_gt=seen_through(state),
                 running_max=not run.increasing,
             )
             size = fragment.bytes * run.rows // fragment.rows
@@ -394,11 +394,14 @@ class Fold:
             span.bytes += size
 
     def _span_begin(self, fragment: Fragment, run: Run, placed: Run, state: ProducerState) -> int:
-        """Where a span begins within a run that repeats rows of before."""
+        """The offset of a span's begin within a run that repeats earlier rows."""
         if state.offset > 0 and placed.first_offset <= state.offset <= placed.last_offset:
             return state.offset  # resumed from, and exact
         need = NeedRows(
-            journal=self._read.history.name, fragment=fragment, run=run, clock_gt=seen(state)
+            journal=self._read.history.name,
+            fragment=fragment,
+            run=run,
+            clock_gt=seen_through(state),
         )
         begin = self._context.rows.get(row_key(need))
         if begin is None:
@@ -446,11 +449,11 @@ class Fold:
         self.spans[producer] = _Span()
         hints = self._hints(ack)
         self.hints += hints
-        if announced is None:  # else the ACK that did has told of these too
+        if announced is None:  # else the ACK that announced it has announced these too
             self._announce(hints)
 
     def _announced_level(self, ack: AckRecord) -> Clock | None:
-        """The level of this commit, if another ACK of its transaction has told of it.
+        """The level of this commit, if another ACK of its transaction has announced it.
 
         ACKs of one transaction may have had to be appended under several revisions. A checkpoint
         that shows the first waits for the others, and not for what was committed between them.
@@ -495,7 +498,6 @@ class Fold:
                 commit=commit,
                 rows=rows,
                 bytes=size,
-                lsn=self._lsn,
                 again=rows[0].clock_gt < self._denied(producer),
                 level=level,
             )
@@ -577,7 +579,7 @@ class Fold:
             offset=offset,
             producer=of.producer,
         )
-        return refusal(outcome, state, kind, clock, at)
+        return sequence_error(outcome, state, kind, clock, at)
 
 
 def _reached(goals: Mapping[Producer, Clock], state: Callable[[Producer], ProducerState]) -> bool:
@@ -585,7 +587,7 @@ def _reached(goals: Mapping[Producer, Clock], state: Callable[[Producer], Produc
 
 
 def _admits(bounds: Bounds, run: Run) -> bool:
-    """Whether a run may have rows within the bounds; scans look at each where it has both."""
+    """True if a run may have rows within the bounds; scans check each row if it may have others."""
     return (
         run.clock_min < bounds.not_after
         and run.clock_max >= bounds.not_before

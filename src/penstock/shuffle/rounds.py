@@ -3,8 +3,8 @@
 A producer writes nothing of its next transaction before every ACK of the last one is written. So if
 all journals of a cohort are read up to the same revision, whatever was committed before anything
 that was read was read as well, and a checkpoint never shows a part of one transaction beside the
-whole of a later one. Read at unrelated paces, journals would tear transactions apart that hints
-alone cannot keep together.
+whole of a later one. Read at unrelated paces, journals would tear transactions
+that hints alone cannot keep together.
 
 An `Agenda` has the reads of a cohort in the order of the revisions they come to next. Only those
 with something to read are in it, so a round costs what it reads: a hundred thousand silent journals
@@ -16,13 +16,13 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.journal.state import AckRecord, Record
 from penstock.model.clock import CLOCK_MAX, NEVER, Clock, Producer
 from penstock.shuffle.delivery import Delivery
 from penstock.shuffle.order import level_after
-from penstock.shuffle.reads import Announced, Context, Fold, Read, first_clock, last_clock
+from penstock.shuffle.reads import Announced, FoldContext, Read, ReadFold, first_clock, last_clock
 
 
 class Agenda:
@@ -43,7 +43,7 @@ class Agenda:
 
     @property
     def queued(self) -> int:
-        """How many reads there are, at most."""
+        """Upper bound of the reads in it."""
         return len(self._heap)
 
     @property
@@ -74,34 +74,14 @@ class WaitUntil:
     clock: Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Round:
-    """Rows to stage, or to refer to. Nothing is reported of it before it is committed."""
-
-    lsn: int
-    """Ascending from one round that is committed to the next; rounds without deliveries too."""
-    lane: int
-    deliveries: tuple[Delivery, ...]
-    revisions: Mapping[int, int]
-    """Through which revision each cohort of the lane is read that is read any further."""
-    folds: Mapping[Read, Fold] = field(repr=False)
-    levels: Mapping[int, Clock] = field(default_factory=dict)
-    """Those of the next revision of these cohorts."""
-    announced: Mapping[Announced, Clock] = field(default_factory=dict)
-    """The levels of commits that were hinted, read or not."""
-
-    @property
-    def bytes(self) -> int:
-        """As it is stored."""
-        return sum(delivery.bytes for delivery in self.deliveries)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of a round; it may exceed them by one revision of the store, if that is all it has."""
+class RoundLimits:
+    """Most that a round reads; one revision of the store is read whole, whatever its size."""
 
-    bytes: int
-    records: int
+    bytes: int = 2 << 30
+    """Stored size."""
+    records: int = 50_000
+    """Planning a round takes time by these."""
 
 
 Awaited = Mapping[Read, Mapping[Producer, Clock]]
@@ -109,44 +89,60 @@ Awaited = Mapping[Read, Mapping[Producer, Clock]]
 
 
 class _Step(enum.Enum):
-    """What came of a revision that a round could take."""
+    """The outcome of offering a revision to a round."""
 
     TAKEN = "is in the round"
     FULL = "does not fit, and the round ends before it"
     LATER = "is not due yet"
 
 
-class Draft:
-    """A round being planned: revisions of cohorts, each of them taken whole or not at all.
+class Round:
+    """The next reads of one lane: revisions of its cohorts, each taken whole or not at all.
 
-    Its reads are `planned` as it goes, and are to be unplanned if it comes to nothing.
+    Its reads are `planned` as it is filled, and are to be unplanned if it comes to nothing. Nothing
+    is reported of it before the session commits it.
     """
 
     def __init__(
-        self, context: Context, *, lsn: int, through: int, now: Clock, limits: Limits
+        self,
+        context: FoldContext,
+        *,
+        lane: int,
+        through: int,
+        now: Clock,
+        limits: RoundLimits,
     ) -> None:
-        self.lsn = lsn
+        self.lane = lane
         self._context = context
         self._through = through
         self._now = now
         self._limits = limits
         self._bytes = 0
         self._records = 0
-        self.folds: dict[Read, Fold] = {}
+        self.folds: dict[Read, ReadFold] = {}
         self.revisions: dict[int, int] = {}
+        """By cohort, the revision that it is read through; cohorts that are read no further are
+        absent."""
         self.levels: dict[int, Clock] = {}
+        """By cohort, the level of its next revision."""
         self.announced: dict[Announced, Clock] = {}
+        """The levels of commits that were hinted, read or not."""
         self.due = CLOCK_MAX
         """When the first thing that is not due yet will be."""
 
-    def fill(self, agendas: Iterable[Agenda], awaited: Awaited, *, awaited_only: bool) -> None:
+    @property
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """Everything that its reads found to be committed."""
+        return tuple(each for fold in self.folds.values() for each in fold.deliveries)
+
+    def fill(self, agendas: Iterable[Agenda], awaited: Awaited) -> None:
         """Take revisions of these cohorts until the round is full, or nothing is left or due.
 
         Cohorts are kept level: the one whose next document is the oldest goes first. But what
-        pending checkpoints wait for comes before that, and with `awaited_only`, nothing else does.
+        pending checkpoints wait for comes before that.
         """
         waiting = _by_cohort(awaited)
-        going = [each for each in agendas if not awaited_only or each.cohort in waiting]
+        going = list(agendas)
         while going:
             agenda = going[0]
             if len(going) > 1:
@@ -162,8 +158,6 @@ class Draft:
                 return
             if agenda.cohort in waiting and self._has_come(waiting[agenda.cohort]):
                 del waiting[agenda.cohort]
-                if awaited_only:
-                    return
             if step is _Step.LATER:
                 going.remove(agenda)
 
@@ -196,7 +190,7 @@ class Draft:
         return _Step.TAKEN
 
     def _level(self, cohort: int) -> Clock:
-        """Of what the next revision of a cohort commits."""
+        """The level of what the next revision of a cohort commits."""
         found = self.levels.get(cohort)
         return self._context.levels.get(cohort, NEVER) if found is None else found
 
@@ -208,7 +202,7 @@ class Draft:
         return due <= self._now
 
     def _fits(self, parts: Iterable[tuple[Read, list[Record]]]) -> bool:
-        """Whether there is room; there is always room for one revision, whatever its size."""
+        """True if there is room; there is always room for one revision, whatever its size."""
         size = records = 0
         for read, some in parts:
             records += len(some)
@@ -223,10 +217,10 @@ class Draft:
         self._bytes, self._records = size, records
         return True
 
-    def _fold(self, read: Read, records: Iterable[Record], level: Clock) -> Fold:
+    def _fold(self, read: Read, records: Iterable[Record], level: Clock) -> ReadFold:
         fold = self.folds.get(read)
         if fold is None:
-            fold = Fold(read, self._context, lsn=self.lsn, announced=self.announced)
+            fold = ReadFold(read, self._context, announced=self.announced)
             self.folds[read] = fold
         for record in records:
             fold.take(record, level=level)

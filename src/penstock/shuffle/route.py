@@ -18,7 +18,7 @@ import pyarrow
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.functions import arrow_udf
 
-from penstock.journal.partition import Places
+from penstock.journal.partition import FieldLocations
 from penstock.model import pointer
 from penstock.model.columns import Column, Kind, Member
 from penstock.model.json_order import ABSENT
@@ -26,7 +26,7 @@ from penstock.model.keys import pack, pack_columns
 from penstock.model.routing import Routing, Shard, split_shards
 from penstock.model.shape import Shape, locate
 from penstock.native import keys, sql
-from penstock.native.types import spark_schema
+from penstock.native.spark_types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -39,7 +39,7 @@ _arrow_udf: Any = arrow_udf  # and Spark's own want an argument that warns of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyColumns:
-    """How to pack the key of a row."""
+    """The packed key of a row, as an expression over its columns."""
 
     packed: SparkColumn
     """BINARY, never NULL."""
@@ -56,7 +56,7 @@ def key_columns(shape: Shape, root: Column, key: Sequence[str]) -> KeyColumns:
     spots = [_spot(root, pointer.parse(location)) for location in key]
     if None in spots:
         needs = needed_columns(root, tops)
-        places = Places.of(shape, _only(root, needs), key)
+        places = FieldLocations.of(shape, _only(root, needs), key)
         return KeyColumns(packed=_packed_by_python(places, needs), needs=needs)
     parts = [
         _packed(spot, shape, location)
@@ -87,7 +87,7 @@ class _Spot:
     value: str
     """SQL; NULL where it is missing or null."""
     missing: str
-    """SQL: whether documents do not have it."""
+    """SQL: true where documents do not have it."""
 
 
 _NATIVE: Final = frozenset({Kind.BOOLEAN, Kind.LONG, Kind.DECIMAL, Kind.STRING})
@@ -141,7 +141,7 @@ def _only(root: Column, names: Sequence[str]) -> Column:
     )
 
 
-def _packed_by_python(places: Places, needs: Sequence[str]) -> SparkColumn:
+def _packed_by_python(places: FieldLocations, needs: Sequence[str]) -> SparkColumn:
     # Spark evaluates these hints, and at run time an array has no parameter.
     def packed(*arrays: pyarrow.Array) -> pyarrow.Array:  # type: ignore[type-arg]
         rows = _pa.RecordBatch.from_arrays(list(arrays), names=list(needs))
@@ -186,7 +186,7 @@ def _ranges(shards: Sequence[Shard]) -> list[tuple[int, int]]:
 
 
 def _search(value: SparkColumn, begins: Sequence[int], found: Sequence[SparkColumn]) -> SparkColumn:
-    """Of ranges that begin here, what was found for the one that holds a value."""
+    """Choose the entry of `found` whose range, by its begin, holds a value."""
     if len(found) == 1:
         return found[0]
     half = len(found) // 2

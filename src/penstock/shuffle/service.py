@@ -4,10 +4,10 @@
         …                       # RemoteSession.open(address, "acme/orders")
 
 Each stream is a session of its own, made of the bindings that `resolve` finds for the name of a
-task or a collection. A slow client holds back itself and nobody else: until it asks again, its
+task or a collection. A slow client holds back only itself: until it asks again, its
 session plans nothing. One that vanishes takes its session with it.
 
-Clients get no documents from here. A checkpoint names fragments, which whoever processes them reads
+Clients get no documents from here. A checkpoint names fragments, which its consumer reads
 from the blob store, on as many machines as it likes.
 """
 
@@ -20,60 +20,53 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from itertools import count
 from typing import Any, Final
 
-from penstock.consensus.committer.address import is_loopback, join, parse_listen, socket_of
-from penstock.consensus.committer.auth import Access, Principal, TokenFile
-from penstock.consensus.committer.channel import bound
-from penstock.consensus.committer.gate import Gate, Revoked
-from penstock.consensus.committer.grpcio import aio, grpc
-from penstock.consensus.committer.service import SERVER_OPTIONS
-from penstock.consensus.committer.unread import ReaderGone, SlowReader
-from penstock.consensus.store import SEQNO_MAX, Determinate
+from penstock.consensus.store import SEQNO_MAX
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.names import collection_prefix
 from penstock.journal.planning import Planner
 from penstock.model.clock import Clock
-from penstock.model.routing import split_shards
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.address import dial_target, socket_of
+from penstock.servicekit.rpc.gate import Gate, Revoked, Unauthenticated
+from penstock.servicekit.rpc.grpcio import Context, aio, grpc
+from penstock.servicekit.rpc.listener import bind_server, is_exposed, server_options
+from penstock.servicekit.rpc.tokens import Access, Principal, TokenFile
+from penstock.servicekit.rpc.unread import Outlet, ReaderGone, SlowReader
 from penstock.shuffle import wire
 from penstock.shuffle.binding import Binding
-from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.handover import first_error
 from penstock.shuffle.proto import shuffle_pb2 as pb
 from penstock.shuffle.session import Session
-from penstock.shuffle.state import Options
+from penstock.shuffle.state import RoundLimits
 
 log = logging.getLogger("penstock.shuffle")
 
 SESSIONS_MAX: Final = 256
-"""Of one service. Each follows its collections and holds what it has not handed out."""
+"""Sessions of one service. Each follows its collections and holds what it has not handed out."""
 
 RESUME_BYTES_MAX: Final = 256 << 20
-"""Of a frontier to resume from, millions of producers, and of all that arrive at the same time."""
+"""Bytes of a frontier to resume from, and of all that arrive at once: millions of producers."""
 
 NAME_BYTES_MAX: Final = 512
-"""Of the task or collection that a session is about."""
+"""Bytes of the name of a task or collection."""
 
 CAUGHT_UP_MAX: Final = 64
 """Revisions that a client waits for at the same time."""
 
 OPENING_S: Final = 30.0
-"""How long a message that opens a session may take to arrive."""
+"""Time that a message which opens a session may take to arrive."""
 
 SLOW_S: Final = 60.0
-"""How long a message may wait to be taken by its client, until the session is ended."""
-
-UNCONSUMED_MAX: Final = 1_000
-"""Checkpoints that a client has and does not say to have consumed."""
+"""Time that a message may wait to be taken by its client before the session is ended."""
 
 WAITING_S: Final = 5.0
-"""How often a client that waits is told what for."""
+"""Interval at which a waiting client gets the reason."""
 
 LINGER_S: Final = 5.0
-"""How long a stream stays after a failure, for the client to read of it and to end its side."""
+"""Time that a stream stays after a failure, for its client to read it and to end its side."""
 
 _STOP_S: Final = 1.0
 
-Context = aio.ServicerContext[Any, Any]
 Resolve = Callable[[str], Awaitable[Sequence[Binding]]]
 """The bindings of a task or a collection; raises `UserError` if there is none of that name."""
 
@@ -87,7 +80,7 @@ class ShuffleService:
         resolve: Resolve,
         *,
         now: Callable[[], Clock],
-        options: Options = Options(),  # noqa: B008 - frozen
+        limits: RoundLimits = RoundLimits(),  # noqa: B008 - frozen
         tokens: TokenFile | None = None,
         sessions_max: int = SESSIONS_MAX,
         waiting_s: float = WAITING_S,
@@ -100,7 +93,7 @@ class ShuffleService:
         self._planner = planner
         self._resolve = resolve
         self._now = now
-        self._options = options
+        self._limits = limits
         self._sessions_max = sessions_max
         self._waiting_s = waiting_s
         self._linger_s = linger_s
@@ -112,14 +105,13 @@ class ShuffleService:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """Open sessions."""
         return len(self._serving)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """For `aio.Server.add_generic_rpc_handlers`."""
         session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-            self._serve,
-            response_serializer=pb.SessionResponse.SerializeToString,
+            self._serve
         )
         return grpc.method_handlers_generic_handler(wire.SERVICE, {"Session": session})
 
@@ -133,8 +125,8 @@ class ShuffleService:
         """One stream; gRPC cancels it when the client vanishes."""
         try:
             who = await self._gate.admit(context)
-        except Determinate as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+        except Unauthenticated as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         if self.sessions >= self._sessions_max:
             limit = self._sessions_max
             what = f"{self.sessions} sessions are open, and {limit} is the limit of this service"
@@ -148,7 +140,7 @@ class ShuffleService:
                 async with self._gate.visit(who):
                     await task
             except Revoked as error:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             except PenstockError as error:
                 await self._tell_failure(stream, error)
             except (SlowReader, ReaderGone):
@@ -166,11 +158,11 @@ class ShuffleService:
             stream.close()
 
     async def _tell_failure(self, stream: _Stream, error: PenstockError) -> None:
-        """Say what ended the session, and leave it to the client to end the stream.
+        """Send the error that ended the session, and leave it to the client to end the stream.
 
-        A client that cannot send any more is told that by gRPC, and not what we had said before.
+        To a client that can no longer send, gRPC reports that, and not what was sent before.
         """
-        await stream.write(pb.SessionResponse(failure=wire.to_failure(error)))
+        await stream.write(pb.SessionResponse(failure=wire.encode_failure(error)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
                 while await stream.next_message() is not None:
@@ -186,22 +178,21 @@ class ShuffleService:
         session = await Session.open(
             self._planner,
             bindings,
-            routing=split_shards(opening.shards),
-            resume=wire.resume_of(opening.resume),
-            options=self._options,
+            resume=wire.decode_resume(opening.resume),
+            limits=self._limits,
             now=self._now,
         )
         told = fields(name=opening.name, client=who.name, peer=stream.peer)
         log.info("shuffle session opened", extra=told)
         try:
-            await stream.write(pb.SessionResponse(opened=wire.to_opened(bindings)))
+            await stream.write(pb.SessionResponse(opened=wire.encode_opened(bindings)))
             await _Served(session, stream, self._waiting_s).run()
         finally:
             await session.close()
             log.info("shuffle session closed", extra=told)
 
     async def _opening(self, stream: _Stream) -> pb.Open:
-        """What the client opens, put together from its parts."""
+        """Assemble the client's opening message from its parts."""
         opening = pb.Open(more=True)
         resume = bytearray()
         try:
@@ -248,7 +239,7 @@ class _Stream:
 
     def __init__(self, context: Context, slow_s: float) -> None:
         self.peer = context.peer()
-        self._slow_s = slow_s
+        self._outlet = Outlet(context, slow_s)
         self._context = context
         self._reading: asyncio.Future[Any] | None = None
 
@@ -259,7 +250,7 @@ class _Stream:
     async def read(self) -> pb.SessionRequest | None:
         """The next request; None at the end of the client's side. One call at a time."""
         message = await self.next_message()
-        return None if message is None else wire.request_of(message)
+        return None if message is None else wire.decode_request(message)
 
     async def next_message(self) -> bytes | None:
         """The next request as it came, whatever it is; None at the end of the client's side."""
@@ -271,13 +262,7 @@ class _Stream:
 
     async def write(self, response: pb.SessionResponse) -> None:
         """Send, and wait until the client has taken it; `SlowReader` or `ReaderGone` if not."""
-        writing = asyncio.ensure_future(self._context.write(response))
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        done, _ = await asyncio.wait([writing], timeout=self._slow_s)
-        if not done:
-            raise SlowReader
-        if (error := writing.exception()) is not None:
-            raise ReaderGone from error
+        await self._outlet.write(response.SerializeToString())
 
     def close(self) -> None:
         """Nobody reads any more."""
@@ -292,15 +277,14 @@ class _Served:
         self._session = session
         self._stream = stream
         self._waiting_s = waiting_s
-        self._given: dict[int, Checkpoint] = {}
         self._asked = False
         """A checkpoint was asked for, and is not all sent."""
         self._awaited = 0
         """Revisions that the client waits for."""
         self._numbers = count(1)
         self._pen = asyncio.Lock()
-        """Whoever holds it writes, in turn. Who takes a checkpoint does not wait in between, so it
-        is sent before anything that follows from its being taken."""
+        """Its holder writes, in turn. Nothing is awaited between taking a checkpoint and acquiring
+        it, so a checkpoint is sent before anything that follows from its being taken."""
 
     async def run(self) -> None:
         """Answer requests until the client ends its side, or the session is at its end."""
@@ -333,8 +317,7 @@ class _Served:
                 self._awaited += 1
                 return (self._caught_up(request.caught_up.revision),)
             case "consumed":
-                self._consume(request.consumed.checkpoint)
-                return ()
+                return ()  # sent by earlier releases: nothing is kept that it would release
             case unexpected:
                 raise UserError(f"{unexpected or 'nothing known'} was sent to an open session")
 
@@ -343,20 +326,14 @@ class _Served:
             checkpoint = await self._session.next_checkpoint()
         finally:
             answered.set()
-        if len(self._given) >= UNCONSUMED_MAX:
-            raise UserError(
-                f"{len(self._given)} checkpoints are not consumed",
-                fix="say that a checkpoint is consumed once its documents are processed",
-            )
         number = next(self._numbers)
-        self._given[number] = checkpoint
         async with self._pen:
             for part in wire.checkpoint_parts(number, checkpoint):
-                self._asked = part.more  # who has the last one may ask for the next
+                self._asked = part.more  # after the last part the client may ask again
                 await self._stream.write(pb.SessionResponse(checkpoint=part))
 
     async def _tell_why(self, answered: asyncio.Event) -> None:
-        """Say what is waited for, now and then, until there is an answer."""
+        """Send the reason for waiting, now and then, until there is an answer."""
         told = ""
         while not answered.is_set():
             with contextlib.suppress(TimeoutError):
@@ -371,11 +348,6 @@ class _Served:
         await self._session.caught_up(revision)
         self._awaited -= 1
         await self._write(pb.SessionResponse(caught_up=pb.CaughtUp(revision=revision)))
-
-    def _consume(self, number: int) -> None:
-        if (checkpoint := self._given.pop(number, None)) is None:
-            raise UserError(f"checkpoint {number} is not there to be consumed")
-        self._session.consumed(checkpoint)
 
     async def _write(self, response: pb.SessionResponse) -> None:
         async with self._pen:
@@ -394,26 +366,21 @@ def _check_revision(revision: int) -> None:
 
 
 def _check_access(who: Principal, collection: str) -> None:
-    try:
-        who.check(Access.READ, collection_prefix(collection))
-    except Determinate:
+    if not who.allows(Access.READ, collection_prefix(collection)):
         raise UserError(
             f"{who.name} may not read {collection}",
             fix="ask for a token whose prefix covers the collection's journals",
-        ) from None
+        )
 
 
 def check_exposure(listen: str, *, tls: bool, tokens: bool) -> None:
     """Refuse an address that other hosts reach, unless both TLS and tokens protect it."""
-    if socket_of(listen) is not None:
-        if tls:
-            raise UsageError("TLS has no use on a Unix socket", fix="leave out --tls-cert")
-        return
-    host, _ = parse_listen(listen)
-    if not (tls and tokens) and not is_loopback(host):
+    if tls and socket_of(listen) is not None:
+        raise UsageError("TLS has no use on a Unix socket", fix="leave out --tls-cert")
+    if is_exposed(listen, tls=tls, tokens=tokens):
         raise UsageError(
             f"refusing to listen on {listen} without both TLS and tokens",
-            why="whoever reaches the port could read what every collection holds",
+            why="anyone who reaches the port could read every collection",
             fix="listen on 127.0.0.1, or add --token-file, --tls-cert and --tls-key",
         )
 
@@ -430,12 +397,12 @@ async def serving(
     Another host may be listened on only with TLS `credentials` and tokens.
     """
     check_exposure(listen, tls=credentials is not None, tokens=service.tokens is not None)
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=server_options())
     server.add_generic_rpc_handlers([service.handler()])
-    with bound(server, listen, credentials, tokens=service.tokens) as (host, port):
+    with bind_server(server, listen, credentials, tokens=service.tokens) as (host, port):
         await server.start()
         at = host.removeprefix("unix:")
-        address = f"grpc://{join(host, port)}" if at == host else f"grpc+unix://{at}"
+        address = f"grpc://{dial_target(host, port)}" if at == host else f"grpc+unix://{at}"
         log.info("shuffle service listening", extra=fields(address=address))
         try:
             yield address

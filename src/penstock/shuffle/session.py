@@ -4,18 +4,18 @@ What happens, and in which order, is decided by `SessionState`, which has no IO.
 journals of every collection are followed, each by a task of its own, and one more task, the
 *driver*, asks the state what to do next and does it:
 
-    Round        stage its rows, if there is a log to stage them in, and commit it
+    Round        go on: it was read from records that are at hand
     NeedPages    read old records out of the blob store
-    NeedRows     look up where a span begins, in the one case that records do not tell
+    NeedRows     look up where a span begins, in the one case that records do not say
     WaitUntil    come back when documents with a read delay are due
 
 Nothing runs while there is nothing to do: the driver sleeps until a journal moves, a checkpoint is
-asked for or consumed, a document is due, or a tick of `TICK_S` has passed.
+asked for, a document is due, or a tick of `TICK_S` has passed.
 
 **The end.** The first error ends a session: following and planning stop, and whoever asks for a
 checkpoint gets that error. The next session starts from the task's durable frontier. `close` ends
-one that is well in the same order: no more answers, no more planning, then the round under way is
-cancelled and waited for, then the log is discarded. It is harmless at any time, also twice.
+one that is well in the same order: no more answers, no more planning, then what is under way is
+cancelled and waited for. It is harmless at any time, also twice.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 
-from penstock.consensus.committer.backoff import Backoff
 from penstock.errors import Bug, PenstockError, Unavailable
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 from penstock.journal.blobs import BlobStore, MissingBlob
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import read_fragment
-from penstock.journal.integrity import located, read_page, stretch
+from penstock.journal.integrity import describe_offsets, locate_damage, read_page
 from penstock.journal.journals import MissingJournal
 from penstock.journal.planning import Planner
 from penstock.journal.rows import STAMPS, Stamps, row_schema
 from penstock.journal.state import JournalState, Page, Record
-from penstock.model.clock import Clock, delta, duration
+from penstock.model.clock import Clock, duration, elapsed
 from penstock.model.columns import Column
 from penstock.model.frontier import EMPTY, Frontier
-from penstock.model.routing import Routing
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.backoff import Backoff
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.checkpoint import TICK_S
 from penstock.shuffle.delivery import Checkpoint
 from penstock.shuffle.handover import Handover, first_error
-from penstock.shuffle.state import NeedPages, NeedRows, Options, Round, SessionState, WaitUntil
+from penstock.shuffle.state import NeedPages, NeedRows, Round, RoundLimits, SessionState, WaitUntil
 
 _log = logging.getLogger("penstock.shuffle")
 
@@ -67,22 +66,6 @@ Lookup = Callable[[NeedRows], Awaitable[int]]
 """Answers a `NeedRows` about a long run, by a Spark job."""
 
 
-class Staging(Protocol):
-    """The log of a session, as far as the session itself is concerned."""
-
-    async def stage(self, round_: Round, states: Mapping[str, JournalState]) -> None:
-        """Keep the rows of a round until they are consumed. If cancelled, end before returning."""
-        ...
-
-    async def reclaim(self, checkpoint: Checkpoint) -> None:
-        """Nobody needs the rows of a checkpoint any more."""
-        ...
-
-    async def close(self) -> None:
-        """Remove everything that was staged; twice is harmless."""
-        ...
-
-
 class SessionClosed(PenstockError):
     """The session was closed, and has no more checkpoints."""
 
@@ -96,7 +79,6 @@ class Session:
         state: SessionState,
         bindings: Sequence[Binding],
         *,
-        log: Staging | None,
         now: Callable[[], Clock],
         lookup: Lookup | None,
         tick_s: float,
@@ -106,15 +88,12 @@ class Session:
         """The newest state of every journal of the collections, also of those that are gone."""
         self._planner = planner
         self._state = state
-        self._staging = log
         self._now = now
         self._lookup = lookup
         self._tick_s = tick_s
         self._unlisted = {binding.collection.name for binding in self.bindings}
         self._handover = Handover()
-        self._drained: list[Checkpoint] = []
         self._wake = asyncio.Event()
-        self._asked = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -124,28 +103,19 @@ class Session:
         planner: Planner,
         bindings: Sequence[Binding],
         *,
-        routing: Routing,
         resume: Frontier = EMPTY,
-        log: Staging | None = None,
-        options: Options = Options(),  # noqa: B008 - frozen
+        limits: RoundLimits = RoundLimits(),  # noqa: B008 - frozen
         now: Callable[[], Clock],
         lookup: Lookup | None = None,
         tick_s: float = TICK_S,
     ) -> Self:
         """A session that knows every journal of its collections, and has read nothing yet.
 
-        It resumes behind what `resume` covers. Without a `log` no rows are staged, and checkpoints
-        refer to journals. `lookup` is asked about runs that are too long to be looked at here. If
-        opening fails or is cancelled, nothing of it is left.
+        It resumes behind what `resume` covers. `lookup` is asked about runs that are too long to be
+        looked at here. If opening fails or is cancelled, nothing of it is left.
         """
-        shards = len(routing.shards)
-        try:
-            state = SessionState(bindings, shards=shards, resume=resume, options=options)
-        except BaseException:
-            if log is not None:
-                await log.close()
-            raise
-        session = cls(planner, state, bindings, log=log, now=now, lookup=lookup, tick_s=tick_s)
+        state = SessionState(bindings, resume=resume, limits=limits)
+        session = cls(planner, state, bindings, now=now, lookup=lookup, tick_s=tick_s)
         try:
             session._running = asyncio.create_task(session._run(), name="shuffle session")
             await session._handover.until(lambda: not session._unlisted)
@@ -157,7 +127,7 @@ class Session:
     # ----------------------------------------------------------------------------- for its caller
 
     async def next_checkpoint(self) -> Checkpoint:
-        """What the task may process next, as soon as there is anything.
+        """Return what the task may process next, as soon as there is anything.
 
         One call at a time. Cancelling it loses nothing: the next call takes over.
         """
@@ -165,27 +135,19 @@ class Session:
 
     def _request(self) -> None:
         self._state.request()
-        self._asked.set()
         self._wake.set()
-
-    def consumed(self, checkpoint: Checkpoint) -> None:
-        """The rows of a checkpoint are processed: what was kept of them may go."""
-        if self._handover.ended is None:
-            self._state.consumed(checkpoint)
-            self._drained.append(checkpoint)
-            self._wake.set()
 
     async def caught_up(self, revision: int) -> None:
         """Wait until everything that was committed up to `revision` has been handed out.
 
-        Somebody has to ask for checkpoints meanwhile. A transaction that was acknowledged in some
+        Checkpoints must be asked for meanwhile. A transaction that was acknowledged in some
         of its journals only is committed, and is waited for.
         """
         given = self._handover
         await given.until(lambda: given.empty and self._state.settled_through >= revision)
 
     def waiting_for(self) -> str:
-        """Why there is no checkpoint now, in a sentence or more."""
+        """The reason why there is no checkpoint now, in sentences."""
         if (ended := self._handover.ended) is not None:
             return f"the session has ended: {ended}"
         if self._unlisted:
@@ -202,13 +164,12 @@ class Session:
     # ------------------------------------------------------------------------------- its lifetime
 
     async def _run(self) -> None:
-        """Everything that goes on by itself; the first error ends all of it."""
+        """Follow and drive; the first error ends all of it."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for collection in sorted(self._unlisted):
                     tasks.create_task(self._follow(collection), name=f"follow {collection}")
                 tasks.create_task(self._drive(), name="shuffle driver")
-                tasks.create_task(self._answer(), name="shuffle answers")
         except* Exception as group:
             self._handover.end(first_error(group))
 
@@ -216,14 +177,12 @@ class Session:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-        if self._staging is not None:
-            await self._staging.close()
 
     async def _follow(self, collection: str) -> None:
         async with aclosing(self._planner.journals.follow(collection)) as moves:
             async for moved in moves:
                 self.states.update(moved.changed)
-                with uncollected():
+                with gc_paused():
                     self._state.learn(collection, moved.revision, moved.changed)
                 self._wake.set()
                 if collection in self._unlisted:
@@ -250,17 +209,13 @@ class Session:
     async def _advance(self) -> float:
         """Do all that can be done now; how long until time alone will bring more, in seconds."""
         while True:
-            await self._reclaim()
-            with uncollected():
-                step = self._state.plan(self._now())
+            with gc_paused():
+                step = self._state.advance(self._now())
             for notice in self._state.take_notices():
                 _log.info(notice)
             match step:
                 case Round():
-                    if self._staging is not None:
-                        await self._staging.stage(step, self.states)
-                    with uncollected():
-                        self._state.commit(step)
+                    pass
                 case NeedPages():
                     records = await self._records(step)
                     if records is None:
@@ -270,19 +225,12 @@ class Session:
                     self._state.supply(step, await self._span_begin(step))
                 case WaitUntil():
                     self._hand_out()
-                    return delta(step.clock, self._now()) / duration(1)
+                    return elapsed(step.clock, self._now()) / duration(1)
                 case None:
                     self._hand_out()
                     return math.inf
             self._hand_out()
             await asyncio.sleep(0)
-
-    async def _answer(self) -> None:
-        """Answer by what was read ahead, also while the driver waits for a round to be staged."""
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            self._hand_out()
 
     def _hand_out(self) -> None:
         """Answer a request, if there is one and something to answer it with."""
@@ -290,12 +238,6 @@ class Session:
             self._handover.give(checkpoint)
         else:
             self._handover.notify()
-
-    async def _reclaim(self) -> None:
-        drained, self._drained = self._drained, []
-        if self._staging is not None:
-            for checkpoint in drained:
-                await self._staging.reclaim(checkpoint)
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -307,7 +249,7 @@ class Session:
             async with reading:
                 blobs = self._planner.blobs
                 work = functools.partial(read_page, blobs, page, need.journal)
-                return await _patiently(page.path, work)
+                return await _read_until_available(page.path, work)
 
         try:
             pages = await asyncio.gather(*map(read, need.pages))
@@ -318,7 +260,7 @@ class Session:
         return [record for page in pages for record in page]
 
     async def _has(self, need: NeedPages) -> bool:
-        """Whether a journal still has the pages: retention may have overtaken this reader."""
+        """True if a journal still has the pages: retention may have overtaken this reader."""
         try:
             state = await self._planner.journals.load(need.journal)
         except MissingJournal:
@@ -331,12 +273,12 @@ class Session:
             return await self._lookup(need)
         rows = VisibleRows(fragment=need.fragment, run=need.run, clock_gt=need.clock_gt)
         state = self.states.get(need.journal)
-        (rows,) = (await self._planner.surveyed(need.journal, [rows], state)).visible
+        (rows,) = (await self._planner.resolve_rows(need.journal, [rows], state)).visible
         root = await self._planner.schemas.layout(rows.fragment.schema)
         look = functools.partial(_first_visible, self._planner.blobs, rows, root)
         place = need.journal, rows.fragment.begin, rows.fragment.end
-        with located(*place):
-            return await _patiently(stretch(*place), look)
+        with locate_damage(*place):
+            return await _read_until_available(describe_offsets(*place), look)
 
 
 def _first_visible(blobs: BlobStore, rows: VisibleRows, root: Column) -> int:
@@ -358,10 +300,10 @@ def _first_visible(blobs: BlobStore, rows: VisibleRows, root: Column) -> int:
     )
 
 
-async def _patiently(what: str, read: Callable[[], T]) -> T:
-    """What a thread reads, tried until the blob store answers; what is missing or damaged stays so.
+async def _read_until_available(what: str, read: Callable[[], T]) -> T:
+    """Read in a thread until the blob store answers; missing or damaged objects raise at once.
 
-    Not quiet about it: a session that waits for a blob store looks like one that hangs.
+    Each retry is logged: a session that waits for a blob store looks like one that hangs.
     """
     backoff = Backoff()
     while True:

@@ -27,7 +27,7 @@ from msgspec import structs
 from pyspark.sql import functions as f
 
 from penstock.errors import Bug
-from penstock.garbage import uncollected
+from penstock.garbage import gc_paused
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
@@ -79,20 +79,20 @@ def document_column(binding: Binding) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """What is the same for all frames of a binding: an expression is many calls into the JVM."""
+    """Expressions shared by all frames of a binding: making one takes many calls into the JVM."""
 
     root: Column
     needs: tuple[str, ...]
     """The columns that its key is made of."""
     packed: Mapping[bool, tuple[SparkColumn, ...]]
-    """What its rows say, leveled or not, under names that no document can have changed."""
+    """The columns of a row, leveled or not, under names that no document can have."""
     routed: tuple[SparkColumn, ...]
-    """And what follows from that."""
+    """The columns of a routed row, computed from those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Documents that a binding is to read, as records say where they are."""
+    """A plan to read documents of one binding."""
 
     spark: SparkSession
     blobs: BlobStore
@@ -102,9 +102,9 @@ class Reading:
     columns: tuple[str, ...]
     """Members of documents, then of stamps."""
     leveled: bool
-    """Whether some rows come later than their clocks say: a last column has where."""
+    """Some rows come later than their clocks say; a last column has their level."""
     bounds: Bounds | None
-    """Those of the binding, if they leave out rows of a run."""
+    """The bounds of the binding, if they exclude rows of a run."""
 
     @property
     def schema(self) -> StructType:
@@ -197,10 +197,10 @@ class Slice:
         columns: Sequence[str] | None = None,
         stamps: Sequence[str] | None = None,
     ) -> Reading:
-        """How the documents of a binding are read.
+        """Plan to read documents of a binding.
 
         `states` are the newest states of the journals: compaction may have moved rows since they
-        were sequenced. `columns` are members of documents, by default those that the binding says;
+        were sequenced. `columns` are members of documents, by default those of the binding;
         the columns of its key are always there too. `stamps` are columns of their stamps, all by
         default; the clock has to be one of them.
         """
@@ -208,7 +208,7 @@ class Slice:
         visible: dict[str, list[VisibleRows]] = {}
         admitted = True
         leveled = False
-        with uncollected():
+        with gc_paused():
             for delivery in deliveries:
                 if delivery.binding != binding.index:
                     raise Bug(f"a delivery for binding {delivery.binding} in {binding.index}")
@@ -219,10 +219,11 @@ class Slice:
                     leveled = True
                     rows = [structs.replace(each, level=Clock(level)) for each in rows]
                 visible.setdefault(delivery.journal, []).extend(rows)
-            scanned = [
-                await self._planner.surveyed(journal, rows, states.get(journal))
-                for journal, rows in visible.items()
-            ]
+        scanned = [
+            await self._planner.resolve_rows(journal, rows, states.get(journal))
+            for journal, rows in visible.items()
+        ]
+        with gc_paused():
             plan = plan_scan(scanned, native=spark_root(self._planner.blobs) is not None)
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
@@ -342,14 +343,14 @@ def _column(name: str) -> SparkColumn:
 
 
 def _overlaps(bounds: Bounds, rows: VisibleRows) -> bool:
-    """Whether some row of a run may be within bounds."""
+    """True if some row of a run may be within bounds."""
     run = rows.run
     low = max(bounds.not_before, bounds.truncated_at)
     return run.clock_max >= low and run.clock_min < bounds.not_after
 
 
 def _admits(bounds: Bounds, rows: VisibleRows) -> bool:
-    """Whether every row of a run is."""
+    """True if every row of a run is within bounds."""
     return bounds.admit(rows.run.clock_min) and bounds.admit(rows.run.clock_max)
 
 

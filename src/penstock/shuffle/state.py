@@ -1,25 +1,25 @@
-"""PURE: everything that a session decides: what to read, when, and what to hand out.
+"""PURE: all decisions of a session: what to read, when, and what to hand out.
 
-The shell around it (`session.py`) follows collections and tells it what it learns, performs the
-rounds that it plans, looks up what it needs to know, and passes on its answers:
+The shell around it (`session.py`) follows collections and passes on what it learns, lets it
+read, looks up what it needs to know, and hands out its answers:
 
     learn(collection, revision, changed)    a followed collection is known this far
     request()                               the coordinator wants the next checkpoint
-    plan(now)        -> Round               to be staged, then commit(round) or abandon(round)
+    advance(now)     -> Round               it was read; there may be more
                      -> NeedRows, NeedPages to be looked up, then supply(need, answer)
                      -> WaitUntil           something is due then
                      -> None                nothing to do, until something is learned or requested
-    answer()         -> Checkpoint          until consumed(checkpoint), its bytes are kept
+    answer()         -> Checkpoint          the answer to the request, as soon as there is one
     tick()                                  every `TICK_S`; warns, and raises when nothing can move
 
-One round is in flight at a time, and its effect is not seen before it is committed. Any error ends
+A round is read from records alone, so it is planned and committed in one step; one that needs more
+than the records at hand has no effect, and is planned anew once that is supplied. Any error ends
 the session; the next one starts from the coordinator's checkpoint, and this state is forgotten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import assert_never
 
 from msgspec import structs
@@ -34,47 +34,24 @@ from penstock.shuffle.binding import Binding, hint_index, lanes
 from penstock.shuffle.checkpoint import Checkpoints, Stalled
 from penstock.shuffle.delivery import Checkpoint, Outbox
 from penstock.shuffle.history import Need, Needed, NeedPages, NeedRows
-from penstock.shuffle.pressure import DeadlockWatch, Pressure
-from penstock.shuffle.reads import Announced, Context, Read, RecoveryImpossible, row_key
-from penstock.shuffle.rounds import Agenda, Awaited, Draft, Limits, Round, WaitUntil
+from penstock.shuffle.reads import Announced, FoldContext, Read, RecoveryImpossible, row_key
+from penstock.shuffle.rounds import Agenda, Awaited, Round, RoundLimits, WaitUntil
 from penstock.shuffle.topology import Topology
 
 __all__ = [
     "Need",
     "NeedPages",
     "NeedRows",
-    "Options",
     "RecoveryImpossible",
     "Round",
+    "RoundLimits",
     "SessionState",
     "WaitUntil",
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How much a session reads at once, and ahead."""
-
-    disk_limit: int = 16 << 30
-    """Bytes that are read and not consumed, at which reading stops."""
-    round_max_bytes: int | None = None
-    """Of one round; an eighth of the disk limit by default."""
-    round_max_fragments: int = 50_000
-    """Records of one round, which is what planning it takes time for."""
-    read_ahead: bool = False
-    """Plan rounds while nothing is requested: they are staged on disk until they are."""
-
-    @property
-    def limits(self) -> Limits:
-        size = self.round_max_bytes
-        return Limits(
-            bytes=max(self.disk_limit // 8, 1) if size is None else size,
-            records=self.round_max_fragments,
-        )
-
-
 class _Lane:
-    """What is read together."""
+    """Bindings of one priority, which are read together."""
 
     __slots__ = ("agendas", "index", "unreported")
 
@@ -82,24 +59,20 @@ class _Lane:
         self.index = index
         self.agendas = agendas
         self.unreported: dict[Read, None] = {}
-        """Reads with producers that others were not told of, in the order they were met."""
+        """Reads with producers that were not reported yet, in the order they were met."""
 
 
 class SessionState:
-    """A session without its hands."""
+    """The state of a session, without IO."""
 
     def __init__(
         self,
         bindings: Sequence[Binding],
         *,
-        shards: int,
         resume: Frontier = EMPTY,
-        options: Options = Options(),  # noqa: B008 - frozen
+        limits: RoundLimits = RoundLimits(),  # noqa: B008 - frozen
     ) -> None:
-        if shards < 1:
-            raise ValueError("a task has at least one shard")
-        self._options = options
-        self._shards = shards
+        self._limits = limits
         grouped = lanes(bindings)
         self._checkpoints = Checkpoints(grouped, resume)
         self._topology = Topology(bindings, resume, recovery=self._checkpoints.recovery)
@@ -118,7 +91,7 @@ class SessionState:
         self._rows: dict[tuple[str, int, int, Clock], int] = {}
         self._levels: dict[int, Clock] = {}
         self._announced: dict[Announced, Clock] = {}
-        self._context = Context(
+        self._context = FoldContext(
             hints=hint_index(bindings),
             exists=self._topology.holds_anything,
             rows=self._rows,
@@ -126,27 +99,22 @@ class SessionState:
             announced=self._announced,
         )
         self._outbox = Outbox()
-        self._pressure = Pressure(options.disk_limit)
-        self._deadlock = DeadlockWatch()
-        self._lsn = 0
-        self._in_flight: Round | None = None
-        self._handed_out: list[Checkpoint] = []
         self._due: Clock | None = None
         self._settled_through = -1
 
     def take_notices(self) -> list[str]:
-        """What happened to journals since this was asked before, for people."""
+        """Take the notices about journals, for people."""
         taken, self._topology.notices = self._topology.notices, []
         return taken
 
     @property
     def collections(self) -> tuple[str, ...]:
-        """What is to be followed, and learned before anything is read."""
+        """Collections to follow; each is listed before anything is read."""
         return self._topology.collections
 
     @property
     def recovery(self) -> bool:
-        """Whether this session replays one transaction, and then nothing more."""
+        """This session replays one transaction, and then nothing more."""
         return self._topology.recovery
 
     # --------------------------------------------------------------------------------- learning
@@ -164,41 +132,44 @@ class SessionState:
         """The coordinator wants the next checkpoint; it may ask for one at a time."""
         self._checkpoints.request()
 
-    # --------------------------------------------------------------------------------- planning
+    # ---------------------------------------------------------------------------------- reading
 
-    def plan(self, now: Clock) -> Round | Need | WaitUntil | None:
-        """What to do next. Lanes go by priority; one with nothing due holds nobody back."""
+    def advance(self, now: Clock) -> Round | Need | WaitUntil | None:
+        """Read one round, if a checkpoint is requested and none is ready.
+
+        Lanes go by priority; one with nothing due does not hold back the others.
+        """
         self._due = None
-        if self._in_flight is not None or self._topology.unlisted or not self._is_wanted():
+        wanted = self._checkpoints.requested and not self._checkpoints.would_answer()
+        if self._topology.unlisted or not wanted:
             return None
         awaited = self._awaited()
         hinted = {self._lane_of[read.binding.index].index for read in awaited}
         due = CLOCK_MAX
         for lane in sorted(self._lanes, key=lambda lane: lane.index not in hinted):
-            if not self._pressure.allows(hinted=lane.index in hinted):
-                continue
-            draft = Draft(
+            planned = Round(
                 self._context,
-                lsn=self._lsn + 1,
+                lane=lane.index,
                 through=self._topology.revision,
                 now=now,
-                limits=self._options.limits,
+                limits=self._limits,
             )
             try:
-                draft.fill(lane.agendas, awaited, awaited_only=self._pressure.engaged)
+                planned.fill(lane.agendas, awaited)
             except Needed as needed:
-                self._unplan(draft.folds)
+                self._unplan(planned.folds)
                 return needed.need
-            if draft.folds:
-                return self._round(lane, draft)
-            due = min(due, draft.due)
+            if planned.folds:
+                self._commit(lane, planned)
+                return planned
+            due = min(due, planned.due)
         if due == CLOCK_MAX:
             return None
         self._due = due
         return WaitUntil(clock=due)
 
     def supply(self, need: Need, answer: int | Sequence[Record]) -> None:
-        """What was looked up: an offset for `NeedRows`, records for `NeedPages`."""
+        """Supply what was looked up: an offset for `NeedRows`, records for `NeedPages`."""
         match need:
             case NeedRows() if isinstance(answer, int):
                 self._rows[row_key(need)] = answer
@@ -212,14 +183,9 @@ class SessionState:
             case _:
                 assert_never(need)
 
-    def _is_wanted(self) -> bool:
-        if self._options.read_ahead:
-            return True
-        return self._checkpoints.requested and not self._checkpoints.would_answer()
-
     def _awaited(self) -> Awaited:
-        """What pending checkpoints wait for, as far as there is something to read of it."""
-        if len(self._agendas) == 1 and not self._pressure.engaged:
+        """Commits that pending checkpoints wait for, of reads that have more to read."""
+        if len(self._agendas) == 1:
             return {}  # there is nothing to put first
         awaited: dict[Read, dict[Producer, Clock]] = {}
         for journal in self._checkpoints.unresolved():
@@ -228,36 +194,13 @@ class SessionState:
                 awaited[read] = {each.producer: each.hinted_commit for each in journal.producers}
         return awaited
 
-    def _round(self, lane: _Lane, draft: Draft) -> Round:
-        self._in_flight = Round(
-            lsn=draft.lsn,
-            lane=lane.index,
-            deliveries=tuple(each for fold in draft.folds.values() for each in fold.deliveries),
-            revisions=draft.revisions,
-            folds=draft.folds,
-            levels=draft.levels,
-            announced=draft.announced,
-        )
-        return self._in_flight
-
     def _unplan(self, reads: Iterable[Read]) -> None:
         for read in reads:
             read.unplan()
-            self._topology.skip_removed(read)
             self._agendas[read.binding.cohort].queue(read)
 
-    # ------------------------------------------------------------------------------- committing
-
-    def abandon(self, planned: Round) -> None:
-        """The round could not be staged. What it would have read is planned again."""
-        self._land(planned)
-        self._unplan(planned.folds)
-
-    def commit(self, planned: Round) -> None:
-        """The rows of the round are safe: what it found is so, and others may know."""
-        self._land(planned)
-        lane = self._lanes[planned.lane]
-        self._lsn = planned.lsn
+    def _commit(self, lane: _Lane, planned: Round) -> None:
+        """Adopt what the round found, and report what it closed."""
         self._rows.clear()
         hints: list[Hint] = []
         floors: dict[int, Clock] = {}
@@ -277,11 +220,9 @@ class SessionState:
         self._levels |= planned.levels
         self._announce(planned.announced)
         self._outbox.put(planned.deliveries)
-        self._pressure.add(planned.bytes)
         if closed:
             reads, lane.unreported = lane.unreported, {}
             delta = _delta((read.report() for read in reads), self._awaitable(hints), floors)
-            delta = replace(delta, flushed_lsn=(planned.lsn,) * self._shards)
             self._checkpoints.on_progressed(lane.index, delta)
         elif floors:
             self._checkpoints.on_progressed(lane.index, Frontier.of((), gap_floors=floors))
@@ -296,15 +237,10 @@ class SessionState:
             if read is not None and read.state(producer).last_commit < clock:
                 self._announced[journal, binding, producer, clock] = level
 
-    def _land(self, planned: Round) -> None:
-        if planned is not self._in_flight:
-            raise Bug(f"round {planned.lsn} is not the one in flight")
-        self._in_flight = None
-
     def _awaitable(self, hints: Iterable[Hint]) -> Iterable[Hint]:
         """The hints that are worth waiting for, now that the whole cohort was read as far.
 
-        A recovery reads a part of it only, and cannot tell.
+        A recovery reads only a part of it, and waits for all.
         """
         if self.recovery:
             return hints
@@ -312,13 +248,13 @@ class SessionState:
         return [hint for hint in hints if may_commit(hint.journal, hint.binding, hint.producer)]
 
     def _discharge(self) -> None:
-        """Do not wait for commits that were removed: what they committed is gone with them."""
+        """Stop waiting for commits that were removed, with everything that they committed."""
         if self._topology.lossy and not self.recovery:
             while removed := self._removed():
                 self._checkpoints.discharge(removed)
 
     def _removed(self) -> Frontier:
-        """What pending checkpoints wait for in vain."""
+        """Commits that pending checkpoints wait for, and that can no longer come."""
         return Frontier.gather(
             structs.replace(
                 journal,
@@ -340,27 +276,12 @@ class SessionState:
         frontier = self._checkpoints.answer()
         if frontier is None:
             return None
-        checkpoint = Checkpoint(frontier=frontier, deliveries=self._outbox.take(frontier))
-        self._handed_out.append(checkpoint)
-        return checkpoint
-
-    def consumed(self, checkpoint: Checkpoint) -> None:
-        """The coordinator has drained a checkpoint: its rows are not needed any more."""
-        for at, each in enumerate(self._handed_out):
-            if each is checkpoint:
-                del self._handed_out[at]
-                break
-        else:
-            raise Bug("a checkpoint was consumed that was not handed out, or twice")
-        was_engaged = self._pressure.engaged
-        self._pressure.release(checkpoint.bytes)
-        if was_engaged and not self._pressure.engaged:
-            self._deadlock.unblock()
+        return Checkpoint(frontier=frontier, deliveries=self._outbox.take(frontier))
 
     def tick(self) -> list[str]:
-        """Count what does not move; warnings for people. Raises `Stalled` and `DiskDeadlock`."""
+        """Count a tick without progress; return warnings for people. Raises `Stalled`."""
         try:
-            warnings = self._checkpoints.tick()
+            return self._checkpoints.tick()
         except Stalled as stalled:
             if self.recovery and self._topology.lossy:
                 raise RecoveryImpossible(
@@ -369,20 +290,8 @@ class SessionState:
                     fix="reset the bindings of these journals, which reads their sources again",
                 ) from stalled
             raise
-        self._deadlock.tick(
-            requested=self._checkpoints.requested,
-            answerable=self._checkpoints.would_answer(),
-            blocked=self._is_blocked(),
-            drained=not self._handed_out,
-        )
-        return warnings
 
-    def _is_blocked(self) -> bool:
-        if not self._pressure.engaged or self._in_flight is not None:
-            return False
-        return not (self._pressure.allows(hinted=True) and self._awaited())
-
-    # --------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------- reporting
 
     @property
     def settled_through(self) -> int:
@@ -392,10 +301,7 @@ class SessionState:
         recovery reads a part only, and knows of no such revision.
         """
         pending = (
-            self.recovery
-            or self._in_flight is not None
-            or self._checkpoints.would_answer()
-            or self._checkpoints.unresolved()
+            self.recovery or self._checkpoints.would_answer() or self._checkpoints.unresolved()
         )
         if not pending:
             nexts = (agenda.first for agenda in self._agendas.values())
@@ -404,21 +310,14 @@ class SessionState:
         return self._settled_through
 
     def waiting_for(self) -> str:
-        """Why nothing comes, in sentences."""
+        """The reasons why nothing comes, in sentences."""
         if unlisted := self._topology.unlisted:
             return f"The journals of {', '.join(unlisted)} are not listed yet."
-        if self._in_flight is not None:
-            return f"Round {self._in_flight.lsn} is being read."
         if self._checkpoints.would_answer():
             return "A checkpoint is ready."
         reasons = []
         if unresolved := self._checkpoints.unresolved().describe_unresolved():
             reasons.append(f"Commits were announced that are not read yet:\n{unresolved}")
-        if self._pressure.engaged:
-            reasons.append(
-                f"{self._pressure.bytes} bytes were read ahead, of a limit of "
-                f"{self._pressure.limit}; reading goes on when half of that is consumed."
-            )
         if self._due is not None:
             reasons.append("What is there to read is not due, because of a read delay.")
         behind = [
@@ -437,7 +336,7 @@ class SessionState:
 def _delta(
     reports: Iterable[JournalFrontier], hints: Iterable[Hint], floors: Mapping[int, Clock]
 ) -> Frontier:
-    """What reads of a lane have to report, and what they were told of others, as one frontier."""
+    """Reports of the reads of a lane, and the hints that they met, as one frontier."""
     found: dict[tuple[str, int], JournalFrontier] = {}
     for report in reports:
         key = (report.journal, report.binding)

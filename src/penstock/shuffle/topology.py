@@ -7,7 +7,6 @@ beyond it is read, because a transaction of several collections would be seen in
 What becomes of a journal, and of its reads:
 
     appears             is read from the first offset it retains, or where the checkpoint left off
-    is suspended        nothing; its content is read, and without content nobody waits for it
     is truncated        reading goes on behind the gap, if there is one. If it was there when
                         reading began, hints below a *gap floor* are not waited for
     is dropped          its reads end. What they found is still reported and delivered
@@ -32,7 +31,7 @@ from penstock.shuffle.reads import Read, RecoveryImpossible
 
 
 class Topology:
-    """The journals of a session's bindings, and who reads them."""
+    """The journals of a session's bindings, and their reads."""
 
     def __init__(self, bindings: Sequence[Binding], resume: Frontier, *, recovery: bool) -> None:
         """Each (journal, binding) of `resume` is resumed once; its entries are then used up.
@@ -63,7 +62,7 @@ class Topology:
 
     @property
     def collections(self) -> tuple[str, ...]:
-        """What is to be followed."""
+        """Collections to follow."""
         return tuple(self._bindings)
 
     @property
@@ -77,14 +76,14 @@ class Topology:
         return min(self._revisions.values(), default=-1)
 
     def holds_anything(self, journal: str) -> bool:
-        """Whether there may be something to wait for in a journal."""
+        """True if there may be something to wait for in a journal."""
         history = self.histories.get(journal)
         return history is not None and history.holds_anything
 
     def may_commit(self, journal: str, binding: int, producer: Producer) -> bool:
-        """Whether a commit that was hinted at, and not read, has anything left to commit.
+        """True if a commit that was hinted at, and not read, has anything left to commit.
 
-        The rows of a transaction are appended before its first ACK, and whoever read that ACK has
+        The rows of a transaction are appended before its first ACK, and the reader of that ACK has
         read all journals of the cohort up to its revision. So where no span of the producer is
         open, nothing of the transaction is: it was removed, or never was.
         """
@@ -181,22 +180,20 @@ class Topology:
             if read.position > before.end:  # metadata lagged behind the checkpoint
                 read.place_bytes()
         self.lossy = self.lossy or not history.holds_anything
-        if state.status is not before.status:
-            self.notices.append(f"journal {history.name} is {state.status.value} now")
         if state.begin > before.begin:
             for read in reads:
-                self.skip_removed(read)
+                self._skip_removed(read)
         if history.has_pages:
             self.forget_pages(history)
         return reads
 
-    def skip_removed(self, read: Read) -> None:
+    def _skip_removed(self, read: Read) -> None:
         """Let a read go on behind what was removed before it came there."""
-        position = read.planned
+        position = read.position
         if read.skip_removed():
             self.lossy = True
             self.notices.append(
-                f"journal {read.history.name}: offsets {position} to {read.planned} were removed "
+                f"journal {read.history.name}: offsets {position} to {read.position} were removed "
                 f"while binding {read.binding.index} was reading; it goes on behind them"
             )
 

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 from google.protobuf.message import DecodeError
 
-from penstock.consensus.committer.wire import COMMON_OPTIONS
 from penstock.errors import Bug, PenstockError, Unavailable, UsageError, UserError
 from penstock.journal.blobs import MissingBlob
 from penstock.journal.codec import decode_page, encode_page
@@ -28,7 +27,6 @@ from penstock.servicekit.secrets import mask
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.checkpoint import Stalled
 from penstock.shuffle.delivery import Checkpoint, Delivery
-from penstock.shuffle.pressure import DiskDeadlock
 from penstock.shuffle.proto import shuffle_pb2 as pb
 from penstock.shuffle.reads import RecoveryImpossible
 
@@ -36,11 +34,8 @@ SERVICE: Final = "penstock.shuffle.v1.Shuffle"
 SESSION: Final = f"/{SERVICE}/Session"
 
 ADMITTED: Final = (("penstock-session", "admitted"),)
-"""The initial metadata of a session. Until it has come, the client sends nothing: whoever sends
-while the server refuses would be told by gRPC that sending failed, and not why."""
-
-CHANNEL_OPTIONS: Final = COMMON_OPTIONS
-"""Both ends find out about a dead peer within 15 s."""
+"""The initial metadata of a session. Until it has come, the client sends nothing: to a client
+that sends while the server refuses, gRPC reports that sending failed, and not why."""
 
 PART_BYTES: Final = 512 << 10
 """A part ends when it has this much. What is added last is at most the 60 KB of one fragment."""
@@ -50,25 +45,25 @@ _DELIVERY_BYTES: Final = 64
 
 
 class MalformedMessage(PenstockError):
-    """The other end sent what no release of ours sends."""
+    """The other end sent a message that no release of ours sends."""
 
 
 # --------------------------------------------------------------------------------------- opening
 
 
 def open_requests(
-    name: str, shards: int, resume: Frontier, part_bytes: int = PART_BYTES
+    name: str, resume: Frontier, part_bytes: int = PART_BYTES
 ) -> Iterator[pb.SessionRequest]:
     """The messages that open a session."""
     data = frontier_codec.encode(resume)
     for at in range(0, len(data), part_bytes):
         opening = pb.Open(resume=data[at : at + part_bytes], more=at + part_bytes < len(data))
         if at == 0:
-            opening.name, opening.shards = name, shards
+            opening.name, opening.shards = name, 1
         yield pb.SessionRequest(open=opening)
 
 
-def request_of(data: bytes) -> pb.SessionRequest:
+def decode_request(data: bytes) -> pb.SessionRequest:
     """A request as it was sent; what is none is the client's mistake."""
     try:
         return pb.SessionRequest.FromString(data)
@@ -79,7 +74,7 @@ def request_of(data: bytes) -> pb.SessionRequest:
         ) from None
 
 
-def resume_of(data: bytes) -> Frontier:
+def decode_resume(data: bytes) -> Frontier:
     """The frontier that the parts of an opening add up to."""
     try:
         return frontier_codec.decode(data) if data else EMPTY
@@ -91,8 +86,8 @@ def resume_of(data: bytes) -> Frontier:
         ) from None
 
 
-def to_opened(bindings: Iterable[Binding]) -> pb.Opened:
-    """What a session reads, as its client is told."""
+def encode_opened(bindings: Iterable[Binding]) -> pb.Opened:
+    """Describe the bindings of a session to its client."""
     return pb.Opened(
         bindings=[
             pb.Binding(
@@ -152,7 +147,6 @@ class _Part:
                 producer=int(delivery.producer),
                 commit=delivery.commit,
                 bytes=delivery.bytes,
-                lsn=delivery.lsn,
                 level=delivery.level,
             )
         )
@@ -193,7 +187,7 @@ class _Part:
         return self._fragments[key]
 
 
-class Assembly:
+class CheckpointAssembly:
     """One checkpoint in the making, from its parts."""
 
     def __init__(self) -> None:
@@ -251,7 +245,6 @@ def _delivery_of(message: pb.Delivery, journal: str, rows: Iterable[VisibleRows]
         commit=Clock(message.commit),
         rows=tuple(rows),
         bytes=message.bytes,
-        lsn=message.lsn,
         level=Clock(message.level),
     )
 
@@ -263,7 +256,6 @@ _KINDS: Final[dict[str, type[PenstockError]]] = {
     kind.__name__: kind
     for kind in (
         Bug,
-        DiskDeadlock,
         MalformedMessage,
         MissingBlob,
         RecoveryImpossible,
@@ -276,7 +268,7 @@ _KINDS: Final[dict[str, type[PenstockError]]] = {
 }
 
 
-def to_failure(error: PenstockError) -> pb.Failure:
+def encode_failure(error: PenstockError) -> pb.Failure:
     """An error as a message, without anything that must not be seen."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
     return pb.Failure(
@@ -288,8 +280,8 @@ def to_failure(error: PenstockError) -> pb.Failure:
     )
 
 
-def from_failure(message: pb.Failure) -> PenstockError:
-    """The error that a message tells of."""
+def decode_failure(message: pb.Failure) -> PenstockError:
+    """The error that a message carries."""
     return _KINDS.get(message.kind, PenstockError)(
         message.what,
         where=message.where or None,

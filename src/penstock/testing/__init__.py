@@ -1,1 +1,1 @@
-"""Shipped test helpers: strategies, fixtures and stores that fail on purpose."""
+"""For authors of connectors: the connector suite, and real servers to run it against."""

@@ -30,7 +30,7 @@ _START_S_MAX = 60
 
 
 def find_binaries() -> Path:
-    """The directory of `initdb` and `postgres`: on the path, or where Debian puts them."""
+    """Return the directory of `initdb` and `postgres`: on the path, or where Debian puts them."""
     if found := shutil.which("initdb"):
         return Path(found).resolve().parent
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: p.parts[-3])
@@ -42,7 +42,7 @@ def find_binaries() -> Path:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at this moment."""
+    """Return a loopback port that is free at this moment."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -64,7 +64,7 @@ class Hostile:
             return Told(error.code(), error.details() or "")
 
     def unread(self, method: str, body: bytes) -> aio.UnaryStreamCall[Any, Any]:
-        """One request whose answer nobody reads."""
+        """Send one request and leave its answer unread."""
         return self._channel.unary_stream(f"/{wire.SERVICE}/{method}")(
             body, metadata=self._metadata
         )

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from penstock.consensus.backend import Commit, RevisionPage, ScanPage, Unit
+from penstock.consensus.backend import CommitOutcome, RevisionPage, ScanPage, Unit
 from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.options import CommitterOptions
@@ -70,7 +70,7 @@ class ScriptedBackend(MemoryBackend):
     ) -> ScanPage:
         return await self._step("scan", super().scan(key, from_, limit, bytes_max=bytes_max))
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
         return await self._step("commit", super().commit(units))
 
     async def truncate(self, key: str, seqno: int) -> int | None:

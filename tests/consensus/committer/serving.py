@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from grpc import aio
 
 from penstock.consensus.backend import Backend
-from penstock.consensus.committer.auth import TokenFile
 from penstock.consensus.committer.committer import PersistCommitter
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Recover
-from penstock.consensus.committer.service import SERVER_OPTIONS, ConsensusService
+from penstock.consensus.committer.service import ConsensusService
+from penstock.servicekit.rpc.listener import server_options
+from penstock.servicekit.rpc.tokens import TokenFile
 
 
 @dataclass
@@ -40,7 +41,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     committer = PersistCommitter(backend, options, recover=recover)
     await committer.open()
-    server = aio.server(options=SERVER_OPTIONS)
+    server = aio.server(options=server_options())
     server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.consensus.committer.admission import Admission, Limits
+from penstock.consensus.committer.admission import Admission
+from penstock.consensus.committer.options import Limits
 from penstock.consensus.store import Determinate, ErrorKind
 
 SMALL = Limits(inflight_max=8, queue_per_key_max=2, queue_bytes_max=100, subscribers_max=1)
@@ -69,14 +70,14 @@ def test_advice_grows_with_the_queue_and_the_latency() -> None:
     assert admission.retry_after_ms > idle
 
 
-def test_subscriptions_are_counted_apart() -> None:
+def test_subscriptions_are_counted_separately() -> None:
     admission = Admission(SMALL)
-    admission.enter_stream()
-    with pytest.raises(Determinate):
-        admission.enter_stream()
-    admission.enter(None)
-    admission.leave_stream()
-    admission.enter_stream()
+    with admission.stream():
+        with pytest.raises(Determinate), admission.stream():
+            pass
+        admission.enter(None)
+    with admission.stream():
+        pass
 
 
 def test_a_batch_that_arrives_holds_room_and_a_refusal_names_the_limit() -> None:

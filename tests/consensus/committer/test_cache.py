@@ -29,7 +29,7 @@ def test_whatever_the_order_of_inserts_the_newest_head_stays(order: list[int]) -
 
 
 def test_a_key_that_is_read_survives_any_number_of_inserts() -> None:
-    """B35: recency is refreshed by reads, not by inserts only."""
+    """Recency is refreshed by reads, not by inserts only."""
     heads = cache(shards_max=10)
     put(heads, "hot", 0)
     for n in range(10_000):
@@ -40,7 +40,6 @@ def test_a_key_that_is_read_survives_any_number_of_inserts() -> None:
 
 
 def test_occupancy_follows_inserts_and_holds_at_the_cap() -> None:
-    """B30."""
     heads = cache(shards_max=3)
     seen = []
     for n in range(5):
@@ -77,7 +76,7 @@ def test_large_heads_are_not_kept_and_leave_nothing_older_behind() -> None:
 
 
 def test_an_insert_that_was_under_way_during_an_eviction_is_dropped() -> None:
-    """B36: it may be older than a head that was cached, served and evicted meanwhile."""
+    """It may be older than a head that was cached, served and evicted meanwhile."""
     heads = cache(shards_max=1)
     slow = heads.ticket("k")
     put(heads, "k", 5)
@@ -116,7 +115,7 @@ def test_suspicion_of_an_absent_key_stops_reads_that_are_under_way() -> None:
     assert heads.get("k") is None
 
 
-def test_clearing_drops_also_what_is_on_its_way() -> None:
+def test_clearing_also_drops_inserts_on_their_way() -> None:
     heads = cache()
     ticket = heads.ticket("k")
     heads.clear()

@@ -24,16 +24,16 @@ from consensus.committer.scripted import (
     until,
 )
 from penstock.consensus.backend import Traits
-from penstock.consensus.committer.admission import Limits
 from penstock.consensus.committer.committer import IN_PROCESS, foreign_poll_s
 from penstock.consensus.committer.metrics import OPERATIONS, StatsLine
+from penstock.consensus.committer.options import Limits
 from penstock.consensus.store import (
     CaughtUp,
     ConsensusError,
     Determinate,
     ErrorKind,
     Indeterminate,
-    Progress,
+    WatchProgress,
 )
 
 
@@ -49,7 +49,7 @@ async def test_heads_come_from_memory_and_survive_an_outage() -> None:
 
 
 async def test_a_compare_and_set_is_never_refused_from_the_cache() -> None:
-    """R5: the cache may be behind another committer; only the store knows."""
+    """The cache may be behind another committer; only the store knows."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 1)
@@ -59,7 +59,6 @@ async def test_a_compare_and_set_is_never_refused_from_the_cache() -> None:
 
 
 async def test_after_a_mismatch_the_next_head_is_fresh_without_any_subscriber() -> None:
-    """B29."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 1)
@@ -69,7 +68,6 @@ async def test_after_a_mismatch_the_next_head_is_fresh_without_any_subscriber() 
 
 
 async def test_a_hundred_losers_cost_two_reads_and_each_finds_the_new_head() -> None:
-    """B38."""
     backend = ScriptedBackend()
     options = replace(CACHED, limits=Limits(queue_per_key_max=200))
     async with committer_on(backend, options) as store:
@@ -86,7 +84,7 @@ async def test_a_hundred_losers_cost_two_reads_and_each_finds_the_new_head() -> 
         await eventually(lambda: store.committer.metrics.refresh_lag.count == 1)
 
 
-async def test_a_read_shares_only_what_starts_after_it() -> None:
+async def test_a_read_shares_only_reads_that_start_after_it() -> None:
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 1)
@@ -125,7 +123,7 @@ async def test_a_store_that_knows_less_than_before_empties_the_cache(
 
 
 async def test_an_embedded_committer_stays_failed_after_a_reset() -> None:
-    """B21, B23: who runs pipelines must not go on with an empty store."""
+    """A process that runs pipelines must not go on with an empty store."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 1)
@@ -140,7 +138,7 @@ async def test_an_embedded_committer_stays_failed_after_a_reset() -> None:
         assert not store.committer.readiness().ready
 
 
-async def test_a_reset_that_nobody_asks_about_is_noticed() -> None:
+async def test_a_reset_is_noticed_without_any_caller() -> None:
     backend = ScriptedBackend()
     async with committer_on(backend, replace(CACHED, verify_s=0.005)) as store:
         await fill(store, "k", 1)
@@ -163,7 +161,7 @@ async def test_an_unknown_outcome_is_not_served_as_known() -> None:
 
 
 async def test_a_cancelled_caller_does_not_cancel_its_compare_and_set() -> None:
-    """R10: and cache and followers hear of it all the same."""
+    """Cache and followers hear of it all the same."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         release = asyncio.Event()
@@ -255,7 +253,7 @@ async def test_callers_that_leave_do_not_grow_the_commit_queue_in_bytes_either()
 
 
 async def test_a_thousand_operations_log_nothing_at_info(caplog: pytest.LogCaptureFixture) -> None:
-    """B4: per-operation lines are DEBUG."""
+    """Per-operation lines are DEBUG."""
     caplog.set_level(logging.INFO, "penstock")
     async with committer_on(ScriptedBackend()) as store:
         await fill(store, "k", 1_000)
@@ -265,7 +263,6 @@ async def test_a_thousand_operations_log_nothing_at_info(caplog: pytest.LogCaptu
 async def test_conflicts_are_routine_and_a_lost_connection_is_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """B22."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         backend.before["commit"] = failing(Determinate(ErrorKind.CONFLICT, "deadlock [40P01]"))
@@ -298,7 +295,7 @@ async def _smoke(store_backend: ScriptedBackend) -> str:
         assert [event async for event in store.snapshot("k")]
         assert [key async for key in store.list_keys("k")] == ["k"]
         await take(store.subscribe("k", 0), lambda e: isinstance(e[-1], CaughtUp))
-        await take(store.watch("", 0), lambda e: isinstance(e[-1], Progress))
+        await take(store.watch("", 0), lambda e: isinstance(e[-1], WatchProgress))
         await store.truncate("k", 1)
         await take(store.subscribe("k", 0), lambda _: False)
         with pytest.raises(ConsensusError):
@@ -307,7 +304,7 @@ async def _smoke(store_backend: ScriptedBackend) -> str:
 
 
 async def test_every_metric_is_recorded() -> None:
-    """B10: declared is not measured."""
+    """Declared is not measured."""
     page = await _smoke(ScriptedBackend())
     families = {f.name: f for f in text_string_to_metric_families(page)}
     # These need an accident, or a kind of store, that this workload does not have.

@@ -17,7 +17,6 @@ import grpc
 import pytest
 from grpc import aio
 
-from consensus.committer.certificates import certificate
 from consensus.committer.daemon import Daemon, running_persistd
 from consensus.committer.hostile import (
     MIB,
@@ -33,6 +32,7 @@ from penstock.consensus.committer.client import RpcConsensus
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import SEQNO_MAX, CasResult, ConsensusError, VersionedData
 from penstock.errors import PenstockError, UserError
+from servicekit.rpc.certificates import certificate
 
 V = VersionedData
 COMMITTED = CasResult.COMMITTED
@@ -124,7 +124,9 @@ async def test_a_message_has_a_limit_that_is_named_and_no_disguise(
     assert peak_mib(guarded.process.pid) - before < 40
 
 
-async def test_heads_that_nobody_reads_are_not_all_found(guarded: Daemon, tmp_path: Path) -> None:
+async def test_unread_heads_are_not_all_read_from_the_store(
+    guarded: Daemon, tmp_path: Path
+) -> None:
     """1,024 of a megabyte took the daemon from 70 to 1,231 MB."""
     async with good_client(guarded, tmp_path) as store, AsyncExitStack() as stack:
         assert await store.compare_and_set("large", V(0, bytes(MIB))) is COMMITTED
@@ -149,9 +151,7 @@ async def test_heads_that_nobody_reads_are_not_all_found(guarded: Daemon, tmp_pa
     await asyncio.gather(*writing, return_exceptions=True)
 
 
-async def test_pages_and_events_that_nobody_reads_are_bounded(
-    guarded: Daemon, tmp_path: Path
-) -> None:
+async def test_unread_pages_and_events_are_bounded(guarded: Daemon, tmp_path: Path) -> None:
     async with good_client(guarded, tmp_path) as store, AsyncExitStack() as stack:
         for n in range(32):
             assert await store.compare_and_set("log/large", V(n, bytes(MIB))) is COMMITTED
@@ -179,8 +179,10 @@ async def test_pages_and_events_that_nobody_reads_are_bounded(
             call.cancel()
 
 
-async def test_a_message_has_so_many_operations(guarded: Daemon, tmp_path: Path) -> None:
-    """200,000 of them kept everybody waiting for 13 s."""
+async def test_a_message_has_a_limited_number_of_operations(
+    guarded: Daemon, tmp_path: Path
+) -> None:
+    """200,000 of them kept all clients waiting for 13 s."""
     async with (
         hostile(guarded.url, token=ROGUE) as somebody,
         good_client(guarded, tmp_path) as store,
@@ -229,7 +231,7 @@ async def test_clients_split_what_is_larger_than_a_message(guarded: Daemon, tmp_
         pytest.param({"bytes": 9, "more": True}, [], "INVALID_ARGUMENT", "ends", id="ends early"),
     ],
 )
-async def test_a_batch_in_parts_is_what_it_says(
+async def test_a_batch_in_parts_has_its_announced_size(
     guarded: Daemon,
     first: dict[str, int],
     others: list[dict[str, list[bytes]]],

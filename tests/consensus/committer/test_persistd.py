@@ -12,7 +12,6 @@ import psycopg
 import pytest
 
 from consensus.committer import clients
-from consensus.committer.certificates import certificate
 from consensus.committer.daemon import get, running_persistd
 from consensus.committer.scripted import COMMITTED, V, eventually
 from fix_postgres import PostgresServer
@@ -25,6 +24,7 @@ from penstock.consensus.store import (
     Indeterminate,
 )
 from penstock.testing.postgres import free_port
+from servicekit.rpc.certificates import certificate
 
 CLIENT_PROCESSES, CLIENTS_EACH, ROUNDS = 4, 16, 25
 
@@ -81,7 +81,7 @@ async def test_many_clients_share_few_connections_and_lose_nothing(
 async def test_it_waits_for_its_database_and_says_so(
     own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """B8, B19: not an exit that races the supervisor, and no silence that looks like a hang."""
+    """Not an exit that races the supervisor, and no silence that looks like a hang."""
     own_postgres.stop()
     admin = free_port()
     url = own_postgres.url()
@@ -119,10 +119,10 @@ async def test_told_to_stop_while_waiting_it_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-async def test_a_vanished_schema_is_healed_once_and_who_knew_it_is_told(
+async def test_a_vanished_schema_is_healed_once_and_resets_clients_that_knew_it(
     postgres_url: str, tmp_path: Path
 ) -> None:
-    """B21, B23, B37: in place, under load; old clients stop, new ones start from nothing."""
+    """In place, under load; old clients stop, new ones start from nothing."""
     with running_persistd(tmp_path, postgres_url) as daemon:
         old = RpcConsensus(daemon.url)
         for n in range(5):
@@ -162,7 +162,6 @@ async def _until_error(store: RpcConsensus) -> ErrorKind:
 async def test_told_not_to_heal_it_exits_with_3_and_without_a_traceback(
     postgres_url: str, tmp_path: Path
 ) -> None:
-    """B25."""
     with running_persistd(tmp_path, postgres_url, "--no-self-heal") as daemon:
         store = RpcConsensus(daemon.url, RpcOptions(read_s=5))
         assert await store.head("k") is None
@@ -262,7 +261,7 @@ async def test_a_watch_survives_kill_9_without_gap_or_repetition(tmp_path: Path)
         assert [seqno for _, k, seqno in seen if k == key] == list(range(total))
 
 
-async def test_stats_are_told_without_prometheus(tmp_path: Path) -> None:
+async def test_stats_are_logged_without_prometheus(tmp_path: Path) -> None:
     flags = ("--stats-heartbeat-interval", "100ms", "--cache", "--log-json")
     with running_persistd(tmp_path, sqlite(tmp_path), *flags) as daemon:
         store = RpcConsensus(daemon.url)

@@ -1,4 +1,4 @@
-"""A lost store is created again only if all of it is lost, once, and nobody goes on unaware."""
+"""A lost store is created again only if all of it is lost, once, and no client goes on unaware."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ async def kind_of(call: Awaitable[object]) -> ErrorKind:
     return caught.value.kind
 
 
-@pytest.mark.parametrize("error", [GONE, RESET], ids=["dropped", "made anew by somebody else"])
-async def test_concurrent_losses_heal_once_and_each_caller_is_told(error: Determinate) -> None:
-    """B21."""
+@pytest.mark.parametrize("error", [GONE, RESET], ids=["dropped", "created anew elsewhere"])
+async def test_concurrent_losses_heal_once_and_reset_every_caller(error: Determinate) -> None:
     old, new = ScriptedBackend(), ScriptedBackend()
     reopened = 0
 
@@ -131,10 +130,10 @@ async def test_who_knows_the_old_store_is_refused_by_the_new_one_and_a_newcomer_
 
 
 @pytest.mark.postgres
-async def test_a_store_made_anew_by_somebody_else_takes_nothing_from_old_clients(
+async def test_a_store_created_anew_elsewhere_takes_nothing_from_old_clients(
     postgres_url: str,
 ) -> None:
-    """B23: nobody met the gap between the two stores, and the next look is far away."""
+    """Nobody met the gap between the two stores, and the next look is far away."""
 
     async def reopen() -> Backend:
         return await open_backend(postgres_url)
@@ -154,7 +153,7 @@ async def test_a_store_made_anew_by_somebody_else_takes_nothing_from_old_clients
 
 
 async def test_the_store_is_compared_where_it_is_chosen() -> None:
-    """Not at some earlier moment: whoever waited meanwhile would be let through."""
+    """Not at some earlier moment: an operation that waited meanwhile would be let through."""
     old, new = ScriptedBackend(), ScriptedBackend()
     async with committer_on(old, recover=Healer(opening(new))) as store:
         committer = store.committer
@@ -182,7 +181,7 @@ async def test_the_store_is_compared_where_it_is_chosen() -> None:
 
 
 async def test_heads_of_the_old_store_are_forgotten() -> None:
-    """B37: a cache ahead of an empty store would serve ghosts for ever."""
+    """A cache ahead of an empty store would serve ghosts for ever."""
     old, new = ScriptedBackend(), ScriptedBackend()
     async with committer_on(old, recover=Healer(opening(new))) as store:
         await fill(store, "k", 3)

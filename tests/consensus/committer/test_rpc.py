@@ -28,12 +28,9 @@ from consensus.committer.scripted import (
     take,
 )
 from consensus.committer.serving import Served, served
-from penstock.consensus.committer import service, wire
-from penstock.consensus.committer.address import listening
-from penstock.consensus.committer.admission import MESSAGE_BYTES, Limits
-from penstock.consensus.committer.auth import TokenFile
+from penstock.consensus.committer import wire
 from penstock.consensus.committer.client import InProcessConsensus, RpcConsensus, RpcOptions
-from penstock.consensus.committer.options import CommitterOptions
+from penstock.consensus.committer.options import CommitterOptions, Limits
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.memory import MemoryBackend
 from penstock.consensus.open import open_backend
@@ -46,9 +43,13 @@ from penstock.consensus.store import (
     Entry,
     ErrorKind,
     Indeterminate,
-    Progress,
+    WatchProgress,
 )
 from penstock.errors import UsageError
+from penstock.servicekit.rpc import listener
+from penstock.servicekit.rpc.address import register_listener
+from penstock.servicekit.rpc.listener import server_options
+from penstock.servicekit.rpc.tokens import TokenFile
 from penstock.testing.postgres import free_port
 
 
@@ -78,13 +79,13 @@ def raw(channel: aio.Channel, method: str, response: type) -> Callable[..., Awai
 
 
 def test_cas_request_has_no_expected_field() -> None:
-    """B1: the expected head is implied, and a mismatch carries nothing."""
+    """The expected head is implied, and a mismatch carries nothing."""
     assert set(pb.CasRequest.DESCRIPTOR.fields_by_name) == {"key", "new", "expect_incarnation"}
     assert set(pb.CasOk.DESCRIPTOR.fields_by_name) == {"committed"}
 
 
 async def test_a_request_without_its_entry_is_refused_once_and_as_data() -> None:
-    """B31: as a status it would read as unknown, and be retried for ever."""
+    """As a status it would read as unknown, and be retried for ever."""
     async with served(MemoryBackend()) as server, aio.insecure_channel(server.url[7:]) as channel:
         answer = await raw(channel, "Cas", pb.CasResponse)(
             pb.CasRequest(key="k").SerializeToString()
@@ -111,10 +112,8 @@ async def test_unary_heads_and_appends_serve_clients_without_a_session() -> None
 
 @pytest.mark.parametrize("kind", ErrorKind)
 @pytest.mark.parametrize("cls", [Determinate, Indeterminate])
-async def test_every_error_arrives_as_what_it_was(
-    cls: type[ConsensusError], kind: ErrorKind
-) -> None:
-    """B5: class and kind, as data or as a status, in a session or in a call of its own."""
+async def test_every_error_arrives_unchanged(cls: type[ConsensusError], kind: ErrorKind) -> None:
+    """Class and kind, as data or as a status, in a session or in a call of its own."""
     backend = ScriptedBackend()
     # What is not final is tried again until the deadline, which a busy machine must reach, too.
     deadline_s = 30.0 if kind.final else 1.5
@@ -137,7 +136,7 @@ async def test_every_error_arrives_as_what_it_was(
 
 @pytest.mark.postgres
 async def test_a_lost_table_is_named_with_its_sqlstate(postgres_url: str) -> None:
-    """B20: not "db error"."""
+    """Not "db error"."""
     async with served(await open_backend(postgres_url)) as server:
         store = RpcConsensus(server.url)
         assert await store.compare_and_set("k", V(0, b"")) is COMMITTED
@@ -186,7 +185,7 @@ def test_an_error_of_a_newer_server_is_read_with_caution() -> None:
 
 
 async def test_sizes_have_one_limit_and_it_is_ours() -> None:
-    """B11: gRPC's own limit of 4 MiB would turn into a retry for ever."""
+    """The limit of gRPC itself, 4 MiB, would turn into a retry for ever."""
     async with connected() as (_, store):
         for seqno in range(8):
             assert (
@@ -262,7 +261,7 @@ async def test_one_bad_element_fails_none_of_its_neighbours() -> None:
 
 
 async def test_a_session_that_breaks_leaves_sent_appends_unknown_and_never_resends_them() -> None:
-    """R1: the entry may have landed; only the state log can find out."""
+    """The entry may have landed; only the state log can find out."""
     backend = ScriptedBackend()
     release = asyncio.Event()
 
@@ -351,7 +350,7 @@ async def test_cancelling_a_caller_cancels_only_its_waiting() -> None:
 
 
 async def test_a_server_that_comes_back_is_found_again() -> None:
-    """B14: clients outlive the process that served them."""
+    """Clients outlive the process that served them."""
     backend = MemoryBackend()
     async with served(backend) as first:
         store = RpcConsensus(first.url)
@@ -379,7 +378,6 @@ class _Reopened(MemoryBackend):
 
 
 def test_a_client_may_be_made_before_there_is_a_loop() -> None:
-    """B17."""
     port = free_port()
     store = RpcConsensus(f"grpc://127.0.0.1:{port}")
 
@@ -392,7 +390,7 @@ def test_a_client_may_be_made_before_there_is_a_loop() -> None:
 
 
 async def test_connections_are_logged_once_on_either_side(caplog: pytest.LogCaptureFixture) -> None:
-    """B12: over a hundred calls and three reconnects."""
+    """Over a hundred calls and three reconnects."""
     caplog.set_level(logging.INFO, "penstock")
     backend = MemoryBackend()
     port = free_port()
@@ -412,7 +410,7 @@ async def test_connections_are_logged_once_on_either_side(caplog: pytest.LogCapt
 
 
 async def test_in_process_and_network_callers_do_not_lock_each_other_out() -> None:
-    """B2: and a process is refused a connection to itself."""
+    """A process is refused a connection to itself."""
     async with connected() as (server, store):
         own = InProcessConsensus(server.committer)
         results = await asyncio.gather(
@@ -420,14 +418,14 @@ async def test_in_process_and_network_callers_do_not_lock_each_other_out() -> No
             *[store.compare_and_set(f"net/{n}", V(0, b"")) for n in range(500)],
         )
         assert set(results) == {COMMITTED}
-        with listening("127.0.0.1", server.port):
+        with register_listener("127.0.0.1", server.port):
             for host in ("127.0.0.1", "localhost"):
                 with pytest.raises(UsageError, match="hosts that committer"):
                     RpcConsensus(f"grpc://{host}:{server.port}")
 
 
 async def test_a_client_that_knew_another_store_stops() -> None:
-    """B23: an orphan of one scenario meets the empty store of the next: an error, no ghosts."""
+    """An orphan of one scenario meets the empty store of the next: an error, no ghosts."""
     async with served(MemoryBackend()) as first:
         store = RpcConsensus(first.url)
         assert await store.compare_and_set("k", V(0, b"")) is COMMITTED
@@ -626,7 +624,7 @@ async def test_tokens_open_their_prefix_and_nothing_else(tmp_path: Path) -> None
         assert await writer.compare_and_set("a/k", V(0, b"")) is COMMITTED
         assert await reader.head("a/k") == V(0, b"")
         assert (await take(reader.subscribe("a/k", 0), lambda e: isinstance(e[-1], CaughtUp)))[0]
-        assert (await take(reader.watch("a/", 0), lambda e: isinstance(e[-1], Progress)))[0]
+        assert (await take(reader.watch("a/", 0), lambda e: isinstance(e[-1], WatchProgress)))[0]
         assert [key async for key in admin.list_keys()] == ["a/k"]
         denied = ErrorKind.PERMISSION_DENIED
         await refused(denied, reader.compare_and_set("a/k", V(1, b"")))
@@ -658,7 +656,7 @@ async def test_tokens_open_their_prefix_and_nothing_else(tmp_path: Path) -> None
         pytest.param(b"", id="nothing"),
     ],
 )
-async def test_garbage_on_the_port_disturbs_nobody(garbage: bytes) -> None:
+async def test_garbage_on_the_port_disturbs_no_client(garbage: bytes) -> None:
     async with connected() as (server, store):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(garbage)
@@ -671,8 +669,8 @@ async def test_garbage_on_the_port_disturbs_nobody(garbage: bytes) -> None:
 async def test_a_connection_that_never_becomes_one_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "_HANDSHAKE_MS", 200)
-    server = aio.server(options=service.server_options(MESSAGE_BYTES))
+    monkeypatch.setattr(listener, "_HANDSHAKE_MS", 200)
+    server = aio.server(options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

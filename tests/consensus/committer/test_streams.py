@@ -33,11 +33,11 @@ from penstock.consensus.store import (
     ErrorKind,
     Heartbeat,
     Indeterminate,
-    Progress,
     Resync,
     ResyncReason,
     SubscribeEvent,
     WatchEvent,
+    WatchProgress,
     WatchResync,
 )
 
@@ -60,7 +60,7 @@ def caught_up(events: list[SubscribeEvent]) -> bool:
 
 
 async def test_a_commit_between_registration_and_snapshot_is_delivered() -> None:
-    """B13: a subscriber that registers after its snapshot loses what is committed in between."""
+    """A subscriber that registers after its snapshot loses what is committed in between."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 2)
@@ -75,7 +75,7 @@ async def test_a_commit_between_registration_and_snapshot_is_delivered() -> None
 
 
 async def test_a_subscriber_from_5_with_head_9_sees_5_to_9() -> None:
-    """B39: history is delivered entry by entry, not as a snapshot of the head."""
+    """History is delivered entry by entry, not as a snapshot of the head."""
     async with committer_on(ScriptedBackend()) as store:
         await fill(store, "k", 10)
         events = await take(store.subscribe("k", 5), caught_up)
@@ -130,7 +130,7 @@ async def test_a_reader_that_overflows_its_buffer_reads_the_store_and_loses_noth
         assert store.committer.metrics.subscribe_lag.value == 1
 
 
-async def test_a_reader_that_is_too_slow_is_told_to_resync() -> None:
+async def test_a_reader_that_is_too_slow_must_resync() -> None:
     async with (
         committer_on(ScriptedBackend(), quick(slow_s=0.0)) as store,
         aclosing(store.subscribe("k", 0)) as events,
@@ -157,7 +157,7 @@ async def test_entries_too_large_to_publish_are_fetched() -> None:
 
 
 async def test_commits_of_another_committer_reach_subscribers() -> None:
-    """B18: the poller is what finds them, and this test is what runs the poller."""
+    """The poller is what finds them, and this test is what runs the poller."""
     backend = ScriptedBackend()
     async with committer_on(backend) as store:
         await fill(store, "k", 1)
@@ -217,7 +217,7 @@ async def test_few_streams_read_the_store_at_once() -> None:
         await fill(store, "k", 3)
         backend.before |= {"entries_since": count, "scan": count}
         streams = [
-            take(store.watch("", 0), lambda e: isinstance(e[-1], Progress)) for _ in range(60)
+            take(store.watch("", 0), lambda e: isinstance(e[-1], WatchProgress)) for _ in range(60)
         ]
         logs = [take(store.subscribe("k", 0), caught_up) for _ in range(60)]
         await asyncio.gather(*streams, *logs)
@@ -304,19 +304,19 @@ async def test_a_watch_delivers_own_and_foreign_commits_once_in_revision_order()
 
 async def test_entries_of_one_transaction_come_together() -> None:
     async with committer_on(ScriptedBackend()) as store, aclosing(store.watch("", 0)) as events:
-        assert await anext(events) == Progress(0)
+        assert await anext(events) == WatchProgress(0)
         await store.compare_and_set_all([("b", V(0, b"")), ("a", V(0, b""))])
         event = await anext(events)
         assert isinstance(event, Entries)
         assert [key for key, _ in event.entries] == ["a", "b"]
-        assert await anext(events) == Progress(1)
+        assert await anext(events) == WatchProgress(1)
 
 
-async def test_an_idle_watch_reports_progress_also_of_what_it_does_not_watch() -> None:
+async def test_an_idle_watch_reports_progress_on_other_prefixes_too() -> None:
     async with committer_on(ScriptedBackend(), quick(progress_s=0.01)) as store:
         await fill(store, "elsewhere", 4)
         events = await take(store.watch("w/", 1), lambda e: len(e) == 3)
-        assert events == [Progress(4)] * 3
+        assert events == [WatchProgress(4)] * 3
 
 
 async def test_truncation_above_the_start_is_one_resync_and_the_watch_goes_on() -> None:
@@ -329,7 +329,7 @@ async def test_truncation_above_the_start_is_one_resync_and_the_watch_goes_on() 
             assert resync == WatchResync(
                 revision=6, heads={"w/a": 4, "w/b": 0}, reason=ResyncReason.TRUNCATED
             )
-            assert await anext(events) == Progress(6)
+            assert await anext(events) == WatchProgress(6)
             await fill(store, "w/b", 1, start=1)
             assert watched([await anext(events)]) == [(7, "w/b", 1)]
 
@@ -356,7 +356,7 @@ async def test_a_slow_watcher_costs_the_tail_no_memory_and_misses_nothing(
     monkeypatch.setattr(streams, "REORDER_S", 0.0)
     async with committer_on(ScriptedBackend()) as store:
         async with aclosing(store.watch("", 0)) as events:
-            assert await anext(events) == Progress(0)
+            assert await anext(events) == WatchProgress(0)
             await fill(store, "k", 200)
             assert len(store.committer._store.hub.tail) <= 10
             got: list[WatchEvent] = []
@@ -372,7 +372,7 @@ async def test_what_every_watcher_has_got_is_not_kept() -> None:
         tail = store.committer._store.hub.tail
         async with aclosing(store.watch("", 0)) as one, aclosing(store.watch("k", 0)) as two:
             for events in (one, two):
-                assert await anext(events) == Progress(0)
+                assert await anext(events) == WatchProgress(0)
             for round_ in range(3):
                 await fill(store, f"k{round_}", 20)
                 assert len(tail) == 20
@@ -380,7 +380,7 @@ async def test_what_every_watcher_has_got_is_not_kept() -> None:
                     got: list[WatchEvent] = []
                     async for event in events:
                         got.append(event)
-                        if len(watched(got)) == 20 and isinstance(event, Progress):
+                        if len(watched(got)) == 20 and isinstance(event, WatchProgress):
                             break
                     assert len(tail) == (20 if events is one else 0)
 

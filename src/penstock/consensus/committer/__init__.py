@@ -1,1 +1,1 @@
-"""One process owns the database; everybody else shares it."""
+"""The committer: one process owns the database, and all others share it."""

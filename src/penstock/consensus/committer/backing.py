@@ -1,8 +1,8 @@
-"""The backend as the committer uses it: timed, watched for failure, and overheard.
+"""The backend as the committer uses it: timed, watched for failure, and observed.
 
-`Backing` wraps a backend in the backend's own contract. Group commit stands on top of it, so that
-every transaction passes through `commit` here, with all its units and the revision they share:
-this is where caches and followers learn of it, before any caller is answered.
+`Backing` wraps a backend in the backend's own contract. Group commit stands on top of it, so every
+transaction passes through `commit` here, with all its units and the revision they share: this is
+where caches and followers learn of it, before any caller is answered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from penstock.consensus.backend import (
     PAGE_BYTES,
     Backend,
-    Commit,
+    CommitOutcome,
     LivePage,
     Position,
     RevisionPage,
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ConnectionCounts(Protocol):
-    """What is told of a pool of database connections."""
+    """The size of a pool of database connections."""
 
     @property
     def open_connections(self) -> int: ...
@@ -59,9 +59,9 @@ class Pooled(Protocol):
 
 
 class Backing:
-    """Measures every call of `inner`, and tells `overhear` of every transaction.
+    """Measures every call of `inner` and reports every transaction to `observe`.
 
-    A store that turns out to be gone is reported to `lost`, which says what to answer.
+    A store that turns out to be gone is reported to `lost`, which returns the error to answer with.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Backing:
         inner: Backend,
         metrics: CommitterMetrics,
         *,
-        overhear: Callable[[Sequence[Unit]], Callable[[Commit], None]],
+        observe: Callable[[Sequence[Unit]], Callable[[CommitOutcome], None]],
         took: Callable[[float], None],
         lost: Callable[[ConsensusError], Awaitable[ConsensusError]],
     ) -> None:
@@ -78,7 +78,7 @@ class Backing:
         self.incarnation: bytes = inner.incarnation
         self._inner = inner
         self._metrics = metrics
-        self._overhear = overhear
+        self._observe = observe
         self._took = took
         self._lost = lost
         self.answered_at = 0.0
@@ -88,7 +88,7 @@ class Backing:
         return await self._call("revision", self._inner.revision())
 
     async def list_page(self, prefix: str, after: str) -> list[str]:
-        # Administrative: looking heals nothing.
+        # Administrative: it must not trigger a recovery.
         return await self._timed("list_keys", self._inner.list_page(prefix, after))
 
     async def head(self, key: str) -> VersionedData | None:
@@ -108,8 +108,8 @@ class Backing:
     async def floor(self, key: str) -> int:
         return await self._call("scan", self._inner.floor(key))
 
-    async def commit(self, units: Sequence[Unit]) -> Commit:
-        heard = self._overhear(units)
+    async def commit(self, units: Sequence[Unit]) -> CommitOutcome:
+        settled = self._observe(units)
         started = time.perf_counter()
         try:
             commit = await self._call("cas", self._inner.commit(units))
@@ -117,7 +117,7 @@ class Backing:
             raise
         except Exception:  # a backend that breaks its promise: nothing is known
             unknown = Indeterminate(ErrorKind.INTERNAL, "the backend failed during a commit")
-            heard(Commit(revision=None, outcomes=(unknown,) * len(units)))
+            settled(CommitOutcome(revision=None, outcomes=(unknown,) * len(units)))
             raise
         took = time.perf_counter() - started
         self._metrics.batch_size.observe(len(units))
@@ -127,7 +127,7 @@ class Backing:
                 if isinstance(outcome, ConsensusError):
                     self._failed("cas", outcome)
                     break
-        heard(commit)
+        settled(commit)
         return commit
 
     async def truncate(self, key: str, seqno: int) -> int | None:
@@ -143,7 +143,7 @@ class Backing:
         await self._inner.close()
 
     def connections(self) -> dict[str, int]:
-        """How many database connections there are, by state; empty where there is no pool."""
+        """Return the number of database connections by state; empty without a pool."""
         pool = self._inner.pool if isinstance(self._inner, Pooled) else None
         if pool is None:
             return {}
@@ -157,9 +157,9 @@ class Backing:
         try:
             return await self._timed(op, call)
         except Determinate as error:
-            if error.kind not in GONE or (told := await self._lost(error)) is error:
+            if error.kind not in GONE or (answer := await self._lost(error)) is error:
                 raise
-            raise told from error
+            raise answer from error
 
     async def _timed(self, op: str, call: Awaitable[T]) -> T:
         started = time.perf_counter()
@@ -180,7 +180,7 @@ class Backing:
         self._metrics.up.set(1)
 
     def _failed(self, op: str, error: ConsensusError) -> None:
-        """Warn of unknown outcomes only: conflicts are routine, and would flood the log (B22)."""
+        """Warn of unknown outcomes only: conflicts are routine, and would flood the log."""
         if isinstance(error, Indeterminate):
             self._metrics.up.set(0)
             log.warning("backend call failed", extra=fields(op=op, error=cause_chain(error)))

@@ -1,17 +1,17 @@
-"""The committer's memory of heads: bounded, monotonic, and honest about what it does not know.
+"""The committer's cache of heads: bounded, monotonic, and aware of what it does not know.
 
-What a cached head may be used for is answering `head(fresh=False)`, nothing else. In particular
-no compare-and-set is ever refused because of it (R5): the cache may lag behind another committer,
-and a refusal from a stale value would repeat itself for as long as nobody refreshed it.
+A cached head may answer `head(fresh=False)`, and nothing else. In particular it never refuses a
+compare-and-set: the cache may lag behind another committer, and a refusal from a stale value would
+repeat until the head is refreshed.
 
-Invariants, of one key through one cache:
+Invariants, for one key through one cache:
 
-- **R4**, answers never go backwards: an insert with a smaller seqno changes nothing, and an insert
-  that was on its way while the key was evicted is dropped (the *late-insert guard*): its value
-  could be older than one already served.
-- What contradicts the cached head makes it *suspect*: it stays, to keep R4, but is not served
-  until a read that began after the contradiction has confirmed or replaced it.
-- An absent key is never remembered as absent.
+- **Answers never go backwards.** An insert with a smaller seqno changes nothing, and an insert that
+  was on its way while the key was evicted is dropped (the *late-insert guard*): its value could be
+  older than one already served.
+- A contradiction makes the cached head *suspect*: it stays, so that answers never go backwards, but
+  is not served until a read that began after the contradiction has confirmed or replaced it.
+- The absence of a key is never cached.
 
 Both guards work by tickets. A ticket is the state of one of 1,024 striped counters, taken before
 the backend is asked; evicting, clearing or suspecting a key moves the counter of its stripe. Keys
@@ -33,7 +33,7 @@ CACHED_ENTRY_BYTES_MAX = 1 << 20
 """Larger heads are not worth the thousands of small ones they would push out."""
 
 _ENTRY_OVERHEAD_BYTES = 256
-"""What a cached head costs beside its bytes: key, objects, a slot of the map."""
+"""Memory that a cached head takes besides its bytes: key, objects, a slot of the map."""
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class ShardCache:
         return len(self._entries)
 
     def ticket(self, key: str) -> int:
-        """Take it before asking the backend; hand it to `put` with the answer."""
+        """Return the ticket to take before a read, and to hand to `put` with the answer."""
         return self._stripes[hash(key) % _STRIPES]
 
     def get(self, key: str) -> VersionedData | None:
-        """The head to answer with; None: ask the backend. Counts as a use of the key."""
+        """Return the head to answer with, None to ask the backend. Counts as a use of the key."""
         cached = self._entries.get(key)
         if cached is None or cached.suspect:
             return None
@@ -69,12 +69,12 @@ class ShardCache:
         return cached.data
 
     def known(self, key: str) -> int:
-        """The greatest seqno this cache holds of the key, suspect or not; -1 if none."""
+        """Return the greatest seqno cached for the key, suspect or not; -1 if none."""
         cached = self._entries.get(key)
         return -1 if cached is None else cached.data.seqno
 
     def put(self, key: str, data: VersionedData, ticket: int) -> None:
-        """Remember a head that was read or committed by an operation that began with `ticket`."""
+        """Cache a head that was read or committed by an operation that began with `ticket`."""
         current = ticket == self.ticket(key)
         cached = self._entries.get(key)
         if cached is None:
@@ -97,14 +97,14 @@ class ShardCache:
             cached.suspect = False
 
     def suspect(self, key: str, seqno: int) -> bool:
-        """A compare-and-set for `seqno` lost: is that news to us? Then mark the head, say True.
+        """Note that a compare-and-set for `seqno` lost; True if the cached head became suspect.
 
-        A cached head of `seqno` or above explains the loss, and the loser finds progress in it.
+        A cached head at `seqno` or above explains the loss, and shows the loser what it missed.
         """
         cached = self._entries.get(key)
         if cached is not None and cached.data.seqno >= seqno:
             return False
-        # Also for an absent key: a read that is under way may return what has just lost.
+        # Also for an absent key: a read that is under way may return the head that just lost.
         self._stripes[hash(key) % _STRIPES] += 1
         if cached is None or cached.suspect:
             return False
@@ -112,7 +112,7 @@ class ShardCache:
         return True
 
     def clear(self) -> None:
-        """Forget everything, also what is on its way: the store is another one now."""
+        """Forget everything, including inserts on their way: the store is another one now."""
         self._entries.clear()
         self._stripes = [n + 1 for n in self._stripes]
         self.bytes_total = 0

@@ -1,16 +1,16 @@
 """`Consensus` over gRPC: `RpcConsensus`, for every process that does not host the committer.
 
-Small compare-and-sets and heads go through one session (`pipe`); what is a batch or large already
-goes as a call of its own, in parts if one message does not hold it. What is known of a failed call
-is in `wire.status_error`. Who resends:
+Small compare-and-sets and heads share one session (`pipe`); batches and large entries go as calls
+of their own, in parts if one message does not hold them. `wire.status_error` says what a failed
+call proves. What is sent again:
 
-- reads and `truncate` are sent again within their deadline, with backoff (R2);
-- a compare-and-set is never sent again (R1). It is not sent at all before the channel is up, so
-  that a committer that cannot be reached is `Determinate`, and not one more unknown outcome;
-- streams reconnect from what they delivered last, for as long as it takes.
+- reads and `truncate`, within their deadline, with backoff;
+- never a compare-and-set. It is not sent at all before the channel is up, so that a committer that
+  cannot be reached is `Determinate` rather than one more unknown outcome;
+- streams, which reconnect from what they delivered last, for as long as it takes.
 
 The first incarnation seen is pinned and sent with everything. If the store is created anew, the
-application gets STORE_RESET and must stop: what it believes in is gone.
+application gets STORE_RESET and must stop: what it knows is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,18 +29,14 @@ from google.protobuf.message import Message
 
 from penstock.consensus.backend import LivePage
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.address import CommitterAddress, is_own_listener
-from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.channel import authorization, open_channel
-from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.inprocess import InProcessConsensus
 from penstock.consensus.committer.pipe import Pipe
 from penstock.consensus.committer.proto import consensus_pb2 as pb
-from penstock.consensus.committer.sockets import check_owned_socket
 from penstock.consensus.snapshot import Behind, read_snapshot
 from penstock.consensus.store import (
     LIVENESS_KEY,
     SCAN_ALL,
+    Batch,
     CasResult,
     ConsensusError,
     Determinate,
@@ -64,25 +60,27 @@ from penstock.consensus.store import (
 )
 from penstock.errors import UsageError, UserError
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.address import ServiceAddress, is_own_listener
+from penstock.servicekit.rpc.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.servicekit.rpc.channel import authorization, open_channel
+from penstock.servicekit.rpc.grpcio import aio, grpc
+from penstock.servicekit.rpc.sockets import check_owned_socket
 from penstock.servicekit.secrets import mask_url
 
 __all__ = ["InProcessConsensus", "RpcConsensus", "RpcOptions"]
 
 log = logging.getLogger("penstock.consensus.committer")
 
-_CHANNEL_OPTIONS = (
-    *wire.COMMON_OPTIONS,
-    ("grpc.enable_retries", 0),
-    # Ours is R2; gRPC's own would wait up to two minutes for a committer that is back already.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A channel of its own, so that closing one client does not depend on another.
-    ("grpc.use_local_subchannel_pool", 1),
-)
+_CHANNEL_OPTIONS = {
+    "grpc.enable_retries": 0,
+    # Reads are resent here; gRPC would wait up to two minutes for a committer that is back already.
+    "grpc.initial_reconnect_backoff_ms": 50,
+    "grpc.min_reconnect_backoff_ms": 50,
+    "grpc.max_reconnect_backoff_ms": 2_000,
+}
 
 _SESSION_ENTRY_BYTES_MAX = 256 << 10
-"""Larger entries go alone: in a session, everybody's answers would wait behind them."""
+"""Larger entries go alone: in a session, all other answers would wait behind them."""
 
 _SCAN_RESTARTS_MAX = 5
 
@@ -113,18 +111,18 @@ class RpcOptions:
     page_s: float = 30.0
     write_s: float = 30.0
     silence_s: float = 30.0
-    """A stream without a sign of life for so long is dead; the server's heartbeats are 10 s."""
+    """A stream silent for this long is dead; the server sends a heartbeat every 10 s."""
 
 
 class RpcConsensus:
-    """A committer elsewhere. Connects when first used, on the event loop of that use."""
+    """A committer in another process. Connects on first use, on the event loop of that use."""
 
     def __init__(
         self, url: str, options: RpcOptions | None = None, *, client_id: str | None = None
     ) -> None:
         self.url = mask_url(url)
-        self._address = CommitterAddress.parse(url)
-        authorization(self._address)  # so that what is wrong with it is told at once
+        self._address = ServiceAddress.parse(url)
+        authorization(self._address)  # so that a mistake is reported at once
         if self._address.socket is not None:
             check_owned_socket(self._address.socket)
         if is_own_listener(self._address):
@@ -143,7 +141,7 @@ class RpcConsensus:
         self._connected = False
         self._closed = False
         self.gaps = 0
-        """Gaps a stream arrived with; each is a bug of the server, and was read again."""
+        """Gaps seen in streams; each is a bug of the server, and was read again."""
 
     # --------------------------------------------------------------------------------- store
 
@@ -180,9 +178,7 @@ class RpcConsensus:
             raise outcome
         return outcome
 
-    async def compare_and_set_many(
-        self, batch: Sequence[tuple[str, VersionedData]]
-    ) -> list[CasResult | ConsensusError]:
+    async def compare_and_set_many(self, batch: Batch) -> list[CasResult | ConsensusError]:
         check_many(batch)
         outcomes: list[CasResult | ConsensusError | None] = [_refusal(k, new) for k, new in batch]
         good = [element for element, o in zip(batch, outcomes, strict=True) if o is None]
@@ -197,13 +193,13 @@ class RpcConsensus:
         settled = iter(answered)
         return [next(settled) if o is None else o for o in outcomes]
 
-    async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
+    async def compare_and_set_all(self, batch: Batch) -> CasResult:
         check_all(batch)
         answer = await self._write_batch("CasAll", batch, pb.CasResponse)
         return wire.from_cas_ok(answer.ok)
 
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:
-        """Page by page; truncation between two pages starts it over, so there is no hole (R9)."""
+        """Read page by page; truncation between two pages starts over, so there is no hole."""
         check_key(key)
         check_seqno(from_)
         check_limit(limit)
@@ -298,7 +294,7 @@ class RpcConsensus:
     # --------------------------------------------------------------------------------- calls
 
     async def _read(self, method: str, request: Pinned, response: type[R], timeout_s: float) -> R:
-        """A call that may be sent again: whatever of it was lost, it had no effect of its own."""
+        """Send a call that may be sent again, since it has no side effects or is idempotent."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         backoff = Backoff()
@@ -309,7 +305,7 @@ class RpcConsensus:
                 return await self._call(method, request, response, left_s)
             except ConsensusError as error:
                 if error.kind is ErrorKind.TIMEOUT and reason is not None:
-                    raise reason from error  # why it was tried again tells more than the deadline
+                    raise reason from error  # it says more than the deadline
                 reason = error
                 pause_s = backoff.next_s()
                 hopeless = error.kind.final or error.kind is ErrorKind.UNDEFINED_TABLE
@@ -320,10 +316,8 @@ class RpcConsensus:
                 )
                 await asyncio.sleep(pause_s)
 
-    async def _write_batch(
-        self, method: str, batch: Sequence[tuple[str, VersionedData]], response: type[R]
-    ) -> R:
-        """A call that is sent once, and only when there is somebody to receive it."""
+    async def _write_batch(self, method: str, batch: Batch, response: type[R]) -> R:
+        """Send a call once, and only when the channel is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.write_s
         channel = self._open_channel()
@@ -348,7 +342,7 @@ class RpcConsensus:
         response: type[R],
         timeout_s: float,
     ) -> R:
-        """A call whose request is too large for one message."""
+        """Send a call whose request is too large for one message."""
         first.expect_incarnation = self._pinned
 
         call: aio.StreamUnaryCall[Message, R]
@@ -406,7 +400,7 @@ class RpcConsensus:
     async def _messages(
         self, method: str, request: Message, response: type[E]
     ) -> AsyncGenerator[E, None]:
-        """What one stream brings, until it ends; silence is an end too."""
+        """Yield the messages of one stream until it ends; silence ends it too."""
         call = self._open_channel().unary_stream(
             f"/{wire.SERVICE}/{method}",
             request_serializer=type(request).SerializeToString,
@@ -437,7 +431,7 @@ class RpcConsensus:
             call.cancel()
 
     def _outage(self, what: str, error: ConsensusError, backoff: Backoff) -> None:
-        """A stream broke: go on if waiting may help."""
+        """Log that a stream broke; raise the error if waiting cannot help."""
         if self._closed or error.kind.final or error.kind is ErrorKind.UNDEFINED_TABLE:
             raise error
         log.log(
@@ -467,7 +461,7 @@ class RpcConsensus:
         return method(metadata=self._metadata())
 
     def _open_channel(self) -> aio.Channel:
-        """The channel, made on the running loop: one made elsewhere would be bound elsewhere."""
+        """Return the channel, which is bound to the event loop of its first use."""
         self._check_open()
         if self._channel is None:
             log.info(f"Connecting to persistd: {self.url}")  # noqa: G004 - a line people grep for
@@ -477,7 +471,7 @@ class RpcConsensus:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         try:
             token = authorization(self._address)
-        except UserError as error:  # it was in order when this was made
+        except UserError as error:  # the file was valid when this client was made
             what = ": ".join(filter(None, (error.what, error.why)))
             raise Determinate(ErrorKind.UNAUTHENTICATED, what) from error
         return ((wire.CLIENT_METADATA, self._client_id), *token)

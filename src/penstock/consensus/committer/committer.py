@@ -1,4 +1,4 @@
-"""The committer: the one component that talks to the backend, on behalf of everybody else.
+"""The committer: the one component that talks to the backend, on behalf of all others.
 
     InProcessConsensus ─┐                                        ┌─ ShardCache, HeadReads
                         ├─ PersistCommitter ─── ServedStore ─────┼─ Hub, Streams
@@ -9,10 +9,10 @@ Both transports call the same methods, so admission, cache and metrics are the s
 
 Rules that are easy to break by accident:
 
-- **R5** Every compare-and-set goes to the backend. The cache neither accepts nor refuses one.
-- An operation takes the `ServedStore` once, when the store its caller knows is compared with it,
-  and stays with it to its end: the one that may have taken its place meanwhile is not asked.
-- **R10** A caller that is cancelled leaves; what it asked for runs to its end.
+- Every compare-and-set goes to the backend. The cache neither accepts nor refuses one.
+- An operation takes the `ServedStore` once, when it is compared with the store its caller knows,
+  and keeps it to its end, even if another store has taken its place meanwhile.
+- A caller that is cancelled leaves; its operation runs to its end.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.consensus.backend import LIST_PAGE, Backend, LivePage, ScanPage, Traits, Unit, prove
+from penstock.consensus.coalesce import Outcome, size_of
 from penstock.consensus.committer.admission import Admission
 from penstock.consensus.committer.metrics import CommitterMetrics, result_of
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Recover
 from penstock.consensus.committer.served import ServedStore
-from penstock.consensus.committer.unread import Unread
 from penstock.consensus.committer.writes import Writes
 from penstock.consensus.snapshot import Behind, read_page
 from penstock.consensus.store import (
+    Batch,
     CasResult,
     ConsensusError,
     Determinate,
@@ -55,32 +57,30 @@ from penstock.consensus.store import (
 )
 from penstock.servicekit.logs import fields
 from penstock.servicekit.readiness import Readiness
+from penstock.servicekit.rpc.unread import Unread
 
 log = logging.getLogger("penstock.consensus.committer")
 
-Outcome = CasResult | ConsensusError
-Batch = Sequence[tuple[str, VersionedData]]
-
 _READY_WITHIN_S = 30.0
 
-_OFTEN = 5
-"""So many times oftener than usual do we look for commits of others while there are some."""
-_BUSY_S = 1.0
-"""And go on with it for so long after the last one."""
-_SELDOM, _QUIET_S = 2, 3.0
-"""When there was none for so long, the pauses are so many times longer than usual."""
+_BUSY_POLL_DIVISOR, _BUSY_S = 5, 1.0
+"""Within `_BUSY_S` after another process committed, polls are this many times more frequent."""
+_QUIET_POLL_FACTOR, _QUIET_S = 2, 3.0
+"""After `_QUIET_S` without such a commit, the pauses between polls are this many times longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the share it may occupy, the transport it is counted under, the store it knows."""
+    """The caller of an operation."""
 
     client: str | None
+    """Client whose share of the limits it uses; None for this process, which has no such share."""
     transport: str
+    """Metrics label."""
     knows: bytes = b""
-    """The incarnation the caller believes in; empty: whichever is there."""
+    """Incarnation of the store that the caller knows; empty for the current one."""
     principal: str = "this process"
-    """Who it has proven to be."""
+    """Authenticated name."""
 
 
 IN_PROCESS = Caller(None, "inproc")
@@ -97,14 +97,19 @@ class PersistCommitter:
         metrics: CommitterMetrics | None = None,
         recover: Recover | None = None,
     ) -> None:
-        """`recover`: how to go on when the store is gone; without it, the committer stays failed.
+        """`recover` reopens a store that is gone; without it, the committer stays failed.
 
-        Standalone only: a process that runs pipelines knows that its data should exist.
+        For the standalone daemon only: a process that runs pipelines knows that its data should
+        exist.
         """
         self.options = options or CommitterOptions()
         self.metrics = metrics or CommitterMetrics()
         self.admission = Admission(self.options.limits)
-        self.unread = Unread(self.admission)
+        self.unread = Unread(
+            bytes_max=self.options.limits.unread_bytes_max,
+            client_bytes_max=self.options.limits.client_unread_bytes_max,
+            refuse=functools.partial(self.admission.refuse, "unread"),
+        )
         self.writes = Writes(self.metrics)
         self._store = self._serve(backend)
         self._recover = recover
@@ -128,18 +133,18 @@ class PersistCommitter:
     # ------------------------------------------------------------------------------ lifetime
 
     async def open(self) -> None:
-        """See that the store is there, and start to follow it."""
+        """Check that the store is there, and start following it."""
         await self._verify()
         for name, repeated in (("poll", self._follow()), ("verify", self._keep_verifying())):
             self._tasks.add(asyncio.get_running_loop().create_task(repeated, name=name))
 
     def drain(self) -> None:
-        """Refuse what is new and end all streams; what is under way goes on."""
+        """Refuse new operations and end all streams; what is under way goes on."""
         self.admission.close()
         self._store.hub.close()
 
     async def close(self) -> None:
-        """Refuse what is new, finish what is under way, release the backend."""
+        """Refuse new operations, finish what is under way, release the backend."""
         if self._closed:
             return
         self._closed = True
@@ -156,7 +161,7 @@ class PersistCommitter:
         return self._store.incarnation
 
     def serving(self, caller: Caller) -> ServedStore:
-        """The store, if it is the one that the caller knows (if it knows one)."""
+        """Return the store; raise if it is gone, or is not the one that the caller knows."""
         if self._closed:
             raise Determinate(ErrorKind.UNAVAILABLE, "the store is closed")
         if self._lost is not None:
@@ -166,7 +171,7 @@ class PersistCommitter:
         return self._store
 
     def readiness(self) -> Readiness:
-        """Whether the backend has answered lately."""
+        """Return ready if the backend has answered recently."""
         if self._closed:
             return Readiness(False, "shutting down")
         if self._lost is not None:
@@ -186,46 +191,37 @@ class PersistCommitter:
             check_key(key)
             if not fresh and (cached := store.cached_head(key)) is not None:
                 return cached
-            self.admission.enter(caller.client)
-            try:
+            with self.admission.operation(caller.client):
                 return await store.read_head(key)
-            finally:
-                self.admission.leave(caller.client)
 
     async def scan(
         self, key: str, from_: int, limit: int, *, bytes_max: int, caller: Caller = IN_PROCESS
     ) -> ScanPage:
-        """One page; always from the backend."""
+        """Return one page, always from the backend."""
         with self.metrics.operation("scan", caller.transport):
             store = self.serving(caller)
             check_key(key)
             check_seqno(from_)
             check_limit(limit)
-            self.admission.enter(caller.client)
-            try:
+            with self.admission.operation(caller.client):
                 return await store.scan(key, from_, limit, bytes_max=bytes_max)
-            finally:
-                self.admission.leave(caller.client)
 
     async def list_page(
         self, prefix: str, after: str, *, caller: Caller = IN_PROCESS
     ) -> tuple[list[str], bool]:
-        """Some keys above `after`, and whether there are more."""
+        """Return one page of keys above `after`, and True if there are more."""
         with self.metrics.operation("list_keys", caller.transport):
             store = self.serving(caller)
             check_prefix(prefix)
             check_prefix(after)
-            self.admission.enter(caller.client)
-            try:
+            with self.admission.operation(caller.client):
                 keys = await store.backend.list_page(prefix, after)
-            finally:
-                self.admission.leave(caller.client)
             return keys, len(keys) >= LIST_PAGE
 
     async def snapshot_page(
         self, prefix: str, behind: Behind, *, caller: Caller = IN_PROCESS
     ) -> LivePage:
-        """One page of a snapshot; always from the backend."""
+        """Return one page of a snapshot, always from the backend."""
         with self.metrics.operation("snapshot", caller.transport):
             store = self.serving(caller)
             check_prefix(prefix)
@@ -233,11 +229,8 @@ class PersistCommitter:
                 check_revision(behind)
             else:
                 check_position(*behind)
-            self.admission.enter(caller.client)
-            try:
+            with self.admission.operation(caller.client):
                 return await read_page(store.backend, prefix, behind)
-            finally:
-                self.admission.leave(caller.client)
 
     async def subscribe(
         self, key: str, from_: int, *, caller: Caller = IN_PROCESS
@@ -246,14 +239,11 @@ class PersistCommitter:
             store = self.serving(caller)
             check_key(key)
             check_seqno(from_)
-            self.admission.enter_stream()
-            events = store.streams.subscribe(key, from_, caller.client)
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                self.admission.leave_stream()
-                await events.aclose()
+            with self.admission.stream():
+                events = store.streams.subscribe(key, from_, caller.client)
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        yield event
 
     async def watch(
         self, prefix: str, from_revision: int, *, caller: Caller = IN_PROCESS
@@ -262,41 +252,59 @@ class PersistCommitter:
             store = self.serving(caller)
             check_prefix(prefix)
             check_revision(from_revision)
-            self.admission.enter_stream()
-            events = store.streams.watch(prefix, from_revision, caller.client)
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                self.admission.leave_stream()
-                await events.aclose()
+            with self.admission.stream():
+                events = store.streams.watch(prefix, from_revision, caller.client)
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        yield event
 
     # -------------------------------------------------------------------------------- writes
 
     async def compare_and_set(
         self, key: str, new: VersionedData, *, caller: Caller = IN_PROCESS
     ) -> CasResult:
-        with self.metrics.operation("cas", caller.transport) as operation:
-            store = self.serving(caller)
+        def check() -> None:
             check_entry(key, new, entry_bytes_max=self.options.entry_bytes_max)
-            size = len(new.data)
+
+        return await self._commit_unit("cas", ((key, new),), caller, check, key)
+
+    async def compare_and_set_all(self, batch: Batch, *, caller: Caller = IN_PROCESS) -> CasResult:
+        def check() -> None:
+            check_all(batch, entry_bytes_max=self.options.entry_bytes_max)
+
+        return await self._commit_unit("cas_all", tuple(batch), caller, check)
+
+    async def _commit_unit(
+        self,
+        op: str,
+        unit: Unit,
+        caller: Caller,
+        check: Callable[[], None],
+        key: str | None = None,
+    ) -> CasResult:
+        """Commit one unit as one operation; `key` is given if it queues by its key."""
+        with self.metrics.operation(op, caller.transport) as operation:
+            store = self.serving(caller)
+            check()
+            size = size_of(unit)
             self._admit(store, caller, size, key)
-            self.metrics.entry_bytes.labels("cas").observe(size)
+            self.metrics.entry_bytes.labels(op).observe(size)
+            keys = [key for key, _ in unit]
             try:
-                with self.writes.failing(caller.principal, "cas", (key,)):
-                    result = await store.group.commit(((key, new),))
+                with self.writes.failing(caller.principal, op, keys):
+                    result = await store.group.commit(unit)
             finally:
                 self.admission.leave(caller.client, size, key)
             operation.outcomes(ended := {result_of(result): 1})
-            self.writes.note(caller.principal, "cas", (key,), ended)
+            self.writes.note(caller.principal, op, keys, ended)
             return result
 
     async def compare_and_set_each(
         self, batch: Batch, *, caller: Caller, may: Callable[[str], None] | None = None
     ) -> list[Outcome]:
-        """Compare-and-sets that happened to arrive together: each is admitted, or not, alone.
+        """Run compare-and-sets that arrived together; each is admitted or refused on its own.
 
-        `may` raises for a key that the caller has no right to.
+        `may` raises for a key that the caller may not write.
         """
         with self.metrics.operation("cas", caller.transport, len(batch)) as operation:
             store = self.serving(caller)
@@ -334,7 +342,7 @@ class PersistCommitter:
     async def compare_and_set_many(
         self, batch: Batch, *, caller: Caller = IN_PROCESS
     ) -> list[Outcome]:
-        """One operation of independent elements; what stops them all is the outcome of each."""
+        """Run independent elements as one operation; an error of the whole is that of each."""
         check_many(batch)
         with self.metrics.operation("cas_many", caller.transport) as operation:
             outcomes: list[Outcome | None] = []
@@ -364,42 +372,24 @@ class PersistCommitter:
             self.writes.note(caller.principal, "cas_many", [key for key, _ in batch], ended)
             return results
 
-    async def compare_and_set_all(self, batch: Batch, *, caller: Caller = IN_PROCESS) -> CasResult:
-        with self.metrics.operation("cas_all", caller.transport) as operation:
-            store = self.serving(caller)
-            check_all(batch, entry_bytes_max=self.options.entry_bytes_max)
-            size = sum(len(new.data) for _, new in batch)
-            self._admit(store, caller, size)
-            self.metrics.entry_bytes.labels("cas_all").observe(size)
-            keys = [key for key, _ in batch]
-            try:
-                with self.writes.failing(caller.principal, "cas_all", keys):
-                    result = await store.group.commit(tuple(batch))
-            finally:
-                self.admission.leave(caller.client, size)
-            operation.outcomes(ended := {result_of(result): 1})
-            self.writes.note(caller.principal, "cas_all", keys, ended)
-            return result
-
     async def truncate(self, key: str, seqno: int, *, caller: Caller = IN_PROCESS) -> int | None:
         with self.metrics.operation("truncate", caller.transport):
             store = self.serving(caller)
             check_key(key)
             check_seqno(seqno)
-            self.admission.enter(caller.client)
-            try:
-                # Idempotent, so unlike a commit it needs no shield against its caller leaving.
-                with self.writes.failing(caller.principal, "truncate", (key,)):
-                    deleted = await store.backend.truncate(key, seqno)
-            finally:
-                self.admission.leave(caller.client)
+            # Idempotent, so unlike a commit it needs no shield against its caller leaving.
+            with (
+                self.admission.operation(caller.client),
+                self.writes.failing(caller.principal, "truncate", (key,)),
+            ):
+                deleted = await store.backend.truncate(key, seqno)
             self.writes.note(caller.principal, "truncate", (key,), {"truncated": 1})
             return deleted
 
     # ------------------------------------------------------------------------- what is known
 
     async def _store_lost(self, store: ServedStore, error: ConsensusError) -> ConsensusError:
-        """A call found `store` gone: go on with what is there now, if so told; what to answer."""
+        """Recover, if possible, after a call found `store` gone; return the error to answer."""
         if self._recover is None:
             if error.kind is ErrorKind.STORE_RESET and self._lost is None:
                 log.error("consensus store was lost", extra=fields(error=cause_chain(error)))
@@ -427,7 +417,7 @@ class PersistCommitter:
         task.add_done_callback(self._retiring.discard)
 
     def update_gauges(self) -> None:
-        """Set the gauges that are cheaper asked than kept."""
+        """Set the gauges that are cheaper to read than to keep."""
         metrics, store = self.metrics, self._store
         metrics.cached_shards.set(len(store.cache))
         metrics.cached_bytes.set(store.cache.bytes_total)
@@ -440,12 +430,12 @@ class PersistCommitter:
             metrics.rejected.labels(reason).set(count)
 
     def _admit(self, store: ServedStore, caller: Caller, size: int, key: str | None = None) -> None:
-        """Admission of a write, by what callers wait for and by what the commit queue holds."""
+        """Admit a write, by the limits of the commit queue and of what is under way."""
         self.admission.check_queue(store.group.queue_depth, store.group.bytes_total, size)
         self.admission.enter(caller.client, size, key)
 
     async def _follow(self) -> None:
-        """Look for commits of other processes: often while they come, seldom when they do not."""
+        """Poll for commits of other processes: often while they come, rarely when they do not."""
         last = float("-inf")
         while True:
             pause_s = foreign_poll_s(self._store.backend.traits, time.monotonic() - last)
@@ -466,15 +456,15 @@ class PersistCommitter:
 
 
 def foreign_poll_s(traits: Traits, since_s: float) -> float:
-    """When to look for commits of other processes again, so long after there was the last one."""
+    """Return the pause before the next poll, `since_s` after another process last committed."""
     if since_s < _BUSY_S:
-        return traits.foreign_poll_s / _OFTEN
-    return traits.foreign_poll_s if since_s < _QUIET_S else traits.foreign_poll_s * _SELDOM
+        return traits.foreign_poll_s / _BUSY_POLL_DIVISOR
+    return traits.foreign_poll_s * (_QUIET_POLL_FACTOR if since_s >= _QUIET_S else 1)
 
 
 @contextlib.contextmanager
 def _outage_passed_over() -> Iterator[None]:
-    """An outage of the backend is its own to report."""
+    """Ignore an outage of the backend, which `Backing` has reported."""
     try:
         yield
     except ConsensusError as error:
@@ -482,7 +472,7 @@ def _outage_passed_over() -> Iterator[None]:
 
 
 def _tally(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many ended how; nearly all are committed, and counting those by identity is cheap."""
+    """Count outcomes by result; nearly all are committed, and counting by identity is cheap."""
     committed = outcomes.count(CasResult.COMMITTED)
     if committed == len(outcomes):
         return {"committed": committed}

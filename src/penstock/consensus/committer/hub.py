@@ -1,14 +1,14 @@
-"""Who hears of a commit: the tail of the store, and everybody who follows it.
+"""Followers of the store: the tail of recent commits, and the readers that hear of them.
 
-Two kinds of readers follow, and the difference between them is what they hold:
+There are two kinds of readers, which differ in what they hold:
 
 - A **subscriber** follows one key. It has a bounded buffer of its own, registered *before* it
-  reads history, so that no commit falls between the two (B13). Overflow is not an error: the
-  buffer is dropped and the entries are read from the store again.
+  reads history, so that no commit falls between the two. Overflow is not an error: the buffer is
+  dropped and the entries are read from the store again.
 - A **watcher** follows a prefix in revision order. Revisions have no gaps, so a watcher holds
   nothing but the last revision it delivered and pulls the next one: from the shared tail of
-  recent commits if it is there, from the store if not. Whoever wrote it, it can be neither missed
-  nor repeated, and a slow watcher costs no memory at all.
+  recent commits if it is there, from the store if not. No commit can be missed or repeated,
+  whichever process made it, and a slow watcher costs no memory.
 
 Commits of other committers are never published here. The poller finds them by comparing the
 store's revision with what was published: watchers then read the gap, subscribers of keys whose
@@ -29,35 +29,35 @@ from penstock.consensus.store import Determinate, ErrorKind, VersionedData
 
 BUFFER_ENTRIES_MAX = 256
 BUFFER_BYTES_MAX = 4 << 20
-"""What a subscriber may fall behind before it reads from the store again."""
+"""Limits on a subscriber's buffer; beyond them it reads from the store again."""
 
 PUBLISHED_ENTRY_BYTES_MAX = 1 << 20
 """Larger entries are announced, not carried: the subscriber scans for them."""
 
 TAIL_ENTRIES_MAX = 16_384
 TAIL_BYTES_MAX = 32 << 20
-"""What all watchers share; one that is further behind reads from the store."""
+"""Limits on the tail that all watchers share; one further behind reads from the store."""
 
 HEADS_CHUNK = 1_000
 
 REORDER_S = 0.05
-"""How long a missing neighbour may take before it is looked for in the store.
+"""How long to wait for a missing revision before reading the store.
 
-Two transactions that run at once may be heard of in either order; a commit of another committer is
-not heard of at all.
+Two concurrent transactions may be published in either order; a commit of another committer is not
+published here at all.
 """
 
 Entries = tuple[tuple[str, VersionedData], ...]
 
 
 class Buffer:
-    """What a subscriber has not taken yet. `behind`: read from the store, the buffer is not all."""
+    """Entries a subscriber has not taken yet; `behind` if it must read from the store instead."""
 
     def __init__(self) -> None:
         self.behind = False
         self.overflowed = False
         self.upto = -1
-        """The greatest seqno this buffer was offered or its subscriber has delivered."""
+        """Greatest seqno that this buffer was offered or its subscriber has delivered."""
         self._entries: deque[VersionedData] = deque()
         self._bytes = 0
         self._wake = asyncio.Event()
@@ -78,14 +78,14 @@ class Buffer:
             self._wake.set()
 
     def fall_behind(self) -> None:
-        """The store knows more than this buffer will."""
+        """Drop the entries: the store has more than this buffer will."""
         self.behind = True
         self._entries.clear()
         self._bytes = 0
         self._wake.set()
 
     def restart(self) -> None:
-        """Collect from here on: the subscriber is about to read everything before."""
+        """Collect entries from here on: the subscriber is about to read everything before."""
         self.behind = False
         self._entries.clear()
         self._bytes = 0
@@ -101,22 +101,22 @@ class Buffer:
         self._wake.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether there was something within `timeout_s`."""
-        return await waited(self._wake, timeout_s)
+        """Wait for an entry; False if there was none within `timeout_s`."""
+        return await wait_for_event(self._wake, timeout_s)
 
 
 class Tail:
     """The most recent commits of this committer by revision, for all watchers together.
 
-    A commit is kept until as many have got it as were watching when it was made, so that it costs
-    memory while somebody is behind, and not after. That is a guess: some of them may have read it
-    from the store, or be gone. Whoever does not find a commit here reads it there, too.
+    A commit is kept until as many watchers have taken it as there were when it was made, so it
+    costs memory only while a watcher is behind. That is a guess: some of them may have read it from
+    the store, or have gone. A watcher that does not find a commit here reads the store.
     """
 
     def __init__(self) -> None:
         self._commits: OrderedDict[int, Entries] = OrderedDict()
         self._awaited: dict[int, int] = {}
-        """How many are still to get it."""
+        """Watchers that have yet to take a commit, by revision."""
         self._entries = 0
         self._bytes = 0
 
@@ -124,7 +124,7 @@ class Tail:
         return self._entries
 
     def get(self, revision: int) -> Entries | None:
-        """A commit, for one watcher, which does not ask for it again."""
+        """Return a commit to one watcher, which will not ask for it again."""
         entries = self._commits.get(revision)
         if entries is not None:
             self._awaited[revision] -= 1
@@ -159,9 +159,9 @@ class Hub:
         self.backend = backend
         self.tail = Tail()
         self.revision = 0
-        """The greatest revision known of, from our own commits and from polls."""
+        """Greatest revision known, from our own commits and from polls."""
         self.retired = False
-        """Whether the store is gone, and its followers have to end."""
+        """True once the store is gone: its followers have to end."""
         self._on_foreign = on_foreign
         self._subscribers: dict[str, set[Buffer]] = {}
         self._watchers: set[asyncio.Event] = set()
@@ -174,7 +174,7 @@ class Hub:
         return bool(self._subscribers or self._watchers)
 
     def publish(self, revision: int, entries: Sequence[tuple[str, VersionedData]]) -> None:
-        """Tell everybody of one committed transaction, before its callers are answered."""
+        """Hand one committed transaction to all followers, before its callers are answered."""
         self.revision = max(self.revision, revision)
         if self._watchers:
             sorted_ = tuple(sorted(entries, key=_by_key_and_seqno))
@@ -188,12 +188,12 @@ class Hub:
                     buffer.offer(entry)
 
     async def poll(self) -> bool:
-        """Notice commits that were made elsewhere; whether there are any."""
+        """Look for commits of other processes; True if there are any."""
         revision = await self.backend.revision()
         if revision <= self._polled:
             return False
         if foreign := self._unheard(revision):
-            # A commit of our own is in the store a moment before we hear of it.
+            # A commit of our own is in the store a moment before it is published.
             await asyncio.sleep(REORDER_S)
             foreign = self._unheard(revision)
         self._own = {r for r in self._own if r > revision}
@@ -213,16 +213,16 @@ class Hub:
         return True
 
     def _unheard(self, revision: int) -> bool:
-        """Whether there are revisions since the last poll, up to this, that are not our own.
+        """True if some revision since the last poll, up to this one, is not our own.
 
-        That the newest commit is ours says nothing of those before it: whoever commits all the time
-        has always a newer one than the store told of.
+        The newest commit being ours says nothing about those before it: a process that commits all
+        the time always has a newer one than the store reported.
         """
         own = sum(self._polled < r <= revision for r in self._own)
         return revision - self._polled > own
 
     def retire(self) -> None:
-        """The store is gone: nobody can follow it any more."""
+        """End all followers: the store is gone."""
         self.retired = True
         self._wake_everybody()
 
@@ -269,8 +269,8 @@ class Hub:
                 buffer.wake()
 
 
-async def waited(event: asyncio.Event, timeout_s: float) -> bool:
-    """Whether `event` was set within `timeout_s`."""
+async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`; False if it was not set within `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

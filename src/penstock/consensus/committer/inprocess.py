@@ -2,17 +2,18 @@
 
 A process that dials its own gRPC server deadlocks under load: a blocking stub on the loop thread
 blocks the very loop that must serve it, and even asynchronous calls queue behind the traffic they
-are part of. So whoever hosts a committer calls it through this.
+are part of. So the process that hosts a committer calls it through this class.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from penstock.consensus.committer.committer import IN_PROCESS, PersistCommitter
 from penstock.consensus.snapshot import read_snapshot
 from penstock.consensus.store import (
     SCAN_ALL,
+    Batch,
     CasResult,
     ConsensusError,
     SnapshotEvent,
@@ -44,12 +45,10 @@ class InProcessConsensus:
     async def compare_and_set(self, key: str, new: VersionedData) -> CasResult:
         return await self.committer.compare_and_set(key, new)
 
-    async def compare_and_set_many(
-        self, batch: Sequence[tuple[str, VersionedData]]
-    ) -> list[CasResult | ConsensusError]:
+    async def compare_and_set_many(self, batch: Batch) -> list[CasResult | ConsensusError]:
         return await self.committer.compare_and_set_many(batch)
 
-    async def compare_and_set_all(self, batch: Sequence[tuple[str, VersionedData]]) -> CasResult:
+    async def compare_and_set_all(self, batch: Batch) -> CasResult:
         return await self.committer.compare_and_set_all(batch)
 
     async def scan(self, key: str, from_: int, limit: int = SCAN_ALL) -> list[VersionedData]:

@@ -1,4 +1,4 @@
-"""What the committer measures, and the stats line that says it without Prometheus."""
+"""The committer's metrics, and the stats line that shows them without Prometheus."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CommitterMetrics:
         self.rejected = r.gauges("admission_rejected_total", "Refused operations", ("reason",))
         self.auth_failures = r.counters("auth_failures", "Failed authentications", ("reason",))
         self.writes = r.counters(
-            "writes", "Writes by who asked and result", ("principal", "result")
+            "writes", "Writes by principal and result", ("principal", "result")
         )
         self.subscribers = r.gauge("subscribers", "Open subscriptions and watches")
         self.subscribe_lag = r.counter("subscribe_lag", "Buffers that overflowed")
@@ -67,7 +67,7 @@ class CommitterMetrics:
         self.subscribe_gap = r.counter("subscribe_gap", "Gaps in a stream; must stay 0")
         self.pool = r.gauges("pool_connections", "Database connections", ("state",))
         self.heals = r.counter("backend_heals", "Times a vanished store was replaced")
-        self.up = r.gauge("backend_up", "Whether the last backend call got an answer")
+        self.up = r.gauge("backend_up", "1 if the last backend call got an answer")
         self.entry_bytes = r.histograms("entry_bytes", "Payload sizes", _BYTES, ("op",))
         for op in OPERATIONS:  # so that every operation is on the page before its first use
             self.inflight_by_op.labels(op)
@@ -81,17 +81,17 @@ class CommitterMetrics:
 class Operation:
     """The guard around an operation, or around `times` of them that go together.
 
-    A block that ends well counts as `ok` unless it said otherwise with `outcomes`.
+    A block that ends well counts as `ok` unless it reported `outcomes`.
     """
 
-    __slots__ = ("_metrics", "_op", "_started", "_told", "_transport", "times")
+    __slots__ = ("_counted", "_metrics", "_op", "_started", "_transport", "times")
 
     def __init__(self, metrics: CommitterMetrics, op: str, transport: str, times: int) -> None:
         self._metrics = metrics
         self._op = op
         self._transport = transport
         self.times = times
-        self._told = False
+        self._counted = False
         self._started = 0.0
 
     def __enter__(self) -> Self:
@@ -101,8 +101,8 @@ class Operation:
         return self
 
     def outcomes(self, results: Mapping[str, int]) -> None:
-        """How many ended how."""
-        self._told = True
+        """Count operations by result."""
+        self._counted = True
         for result, count in results.items():
             self._metrics.rpc.labels(self._op, result).add(count)
 
@@ -117,18 +117,18 @@ class Operation:
         metrics.inflight_by_op.labels(self._op).add(-self.times)
         took = time.perf_counter() - self._started
         metrics.rpc_seconds.labels(self._op, self._transport).observe(took, self.times)
-        if not self._told:
+        if not self._counted:
             metrics.rpc.labels(self._op, result_of(error)).add(self.times)
 
 
 def result_of(outcome: CasResult | BaseException | None) -> str:
-    """The `result` label of an outcome."""
+    """Return the `result` label of an outcome."""
     match outcome:
         case CasResult.COMMITTED:
             return "committed"
         case CasResult.EXPECTATION_MISMATCH:
             return "mismatch"
-        case None | GeneratorExit():  # a reader that stops reading a stream has had what it wanted
+        case None | GeneratorExit():  # a reader may stop reading a stream
             return "ok"
         case asyncio.CancelledError():
             return "cancelled"
@@ -141,14 +141,14 @@ def result_of(outcome: CasResult | BaseException | None) -> str:
 
 
 class StatsLine:
-    """One log line per interval with what happened since the last one."""
+    """One log line per interval, about what happened since the last one."""
 
     def __init__(self, metrics: CommitterMetrics) -> None:
         self._metrics = metrics
         self._before: dict[str, float] = {}
 
     def fields(self) -> dict[str, object]:
-        """The fields of the next line; rates and means are of the interval, gauges of now."""
+        """Return the fields of the next line: rates and means of the interval, current gauges."""
         m = self._metrics
         line: dict[str, object] = {}
         for op in OPERATIONS:

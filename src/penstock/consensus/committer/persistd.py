@@ -1,8 +1,8 @@
 """The standalone committer: one process in front of the consensus database.
 
-Its life: say what it was asked to do, wait for the database for as long as it takes, then listen,
-serve, and on SIGTERM finish what is under way. It never exits because a database is late: that
-races its supervisor (B19). Ends that are meant have their own exit code and no stack trace.
+It logs what it was asked to do, waits for the database for as long as it takes, then listens and
+serves, and on SIGTERM finishes what is under way. It never exits because a database is late: that
+would race its supervisor. Intended exits have their own exit code and no stack trace.
 """
 
 from __future__ import annotations
@@ -17,39 +17,42 @@ from typing import Any, TypeVar
 
 from penstock import __version__
 from penstock.consensus.backend import Backend, PoolOptions
-from penstock.consensus.committer.address import (
-    DEFAULT_ADMIN_PORT,
-    DEFAULT_PORT,
-    is_loopback,
-    join,
-    listening,
-    parse_listen,
-    socket_of,
-)
-from penstock.consensus.committer.auth import TokenFile
-from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.channel import (
-    bound,
-    check_certificate,
-    open_tokens,
-    server_credentials,
-)
 from penstock.consensus.committer.committer import PersistCommitter
-from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.metrics import CommitterMetrics, StatsLine
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.recovery import Healer, Recover
-from penstock.consensus.committer.service import ConsensusService, server_options
+from penstock.consensus.committer.service import ConsensusService
 from penstock.consensus.open import Scheme, open_backend, scheme_of
 from penstock.consensus.store import ConsensusError, cause_chain
 from penstock.errors import PenstockError, Unavailable, UsageError
 from penstock.servicekit.admin import application, serving
 from penstock.servicekit.logs import fields
 from penstock.servicekit.readiness import Readiness
+from penstock.servicekit.rpc.address import (
+    DEFAULT_PORT,
+    dial_target,
+    parse_listen,
+    register_listener,
+    socket_of,
+)
+from penstock.servicekit.rpc.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.servicekit.rpc.grpcio import aio, grpc
+from penstock.servicekit.rpc.listener import (
+    bind_server,
+    check_certificate,
+    is_exposed,
+    open_tokens,
+    server_credentials,
+    server_options,
+)
+from penstock.servicekit.rpc.tokens import TokenFile
 from penstock.servicekit.secrets import mask_url
 from penstock.servicekit.signals import at_stop_signals
 
 log = logging.getLogger("penstock.consensus.persistd")
+
+DEFAULT_ADMIN_PORT = 6883
+"""The port after the committer's own."""
 
 _DRAIN_S = 10.0
 _STOP_S = 1.0
@@ -59,18 +62,18 @@ T = TypeVar("T")
 
 
 class _Stopped(Exception):
-    """Told to stop while still waiting for the backend."""
+    """Stopped while still waiting for the backend."""
 
 
 class StoreLost(PenstockError):
-    """The schema is gone, and this daemon was told not to create it again."""
+    """The schema is gone, and this daemon must not create it again."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistdOptions:
-    """What `penstock persistd` was asked to do."""
+    """Options of `penstock persistd`."""
 
     consensus: str
     listen: str = f"127.0.0.1:{DEFAULT_PORT}"
@@ -78,7 +81,7 @@ class PersistdOptions:
     committer: CommitterOptions = field(default_factory=CommitterOptions)
     pool: PoolOptions = field(default_factory=PoolOptions)
     stats_interval_s: float = 30.0
-    """Between two stats lines; 0: none."""
+    """Interval between stats lines; 0 for none."""
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -114,13 +117,9 @@ class PersistdOptions:
 
     @property
     def exposed(self) -> bool:
-        """Whether other hosts reach the port, and not both TLS and tokens protect it."""
-        unprotected = self.token_file is None or self.tls_cert is None
-        return self.socket is None and unprotected and not is_loopback(self.host)
-
-    @property
-    def host(self) -> str:
-        return parse_listen(self.listen)[0]
+        return is_exposed(
+            self.listen, tls=self.tls_cert is not None, tokens=self.token_file is not None
+        )
 
     @property
     def socket(self) -> Path | None:
@@ -129,14 +128,14 @@ class PersistdOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Where the daemon can be reached."""
+    """Addresses at which the daemon can be reached."""
 
     address: str
     admin: str
 
 
 class Persistd:
-    """The daemon. `run` returns when it was told to stop; `stop` may be called from a signal."""
+    """The daemon. `run` returns after `stop`, which may be called from a signal handler."""
 
     def __init__(self, options: PersistdOptions) -> None:
         self._options = options
@@ -151,7 +150,8 @@ class Persistd:
     async def run(self, announce: Callable[[Bound], None]) -> None:
         """Serve until stopped; `announce` is called once clients can connect.
 
-        Raises `UserError` for what waiting does not cure, `StoreLost` if the schema vanished.
+        Raises `UserError` for mistakes that waiting does not cure, `StoreLost` if the schema is
+        gone.
         """
         options = self._options
         log.info(
@@ -194,11 +194,11 @@ class Persistd:
         server = aio.server(options=server_options(options.committer.limits.message_bytes_max))
         server.add_generic_rpc_handlers([ConsensusService(committer, tokens=tokens).handler()])
         with (
-            bound(server, options.listen, credentials, tokens=tokens) as (host, port),
-            listening(host, port),
+            bind_server(server, options.listen, credentials, tokens=tokens) as (host, port),
+            register_listener(host, port),
         ):
             await server.start()
-            address = join(host, port)
+            address = dial_target(host, port)
             log.info("persistd listening", extra=fields(address=address, admin=admin))
             announce(Bound(address=address, admin=admin))
             stats = asyncio.create_task(self._report(), name="stats")
@@ -210,7 +210,7 @@ class Persistd:
         log.info("persistd stopped")
 
     async def _drain(self, committer: PersistCommitter) -> None:
-        """Refuse what is new, determinately; let what is under way finish and be answered."""
+        """Refuse new operations, determinately; let those under way finish and be answered."""
         committer.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
@@ -223,7 +223,7 @@ class Persistd:
         return await open_backend(self._options.consensus, self._options.pool)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of `attempt`, tried until it succeeds; `_Stopped` if told to stop before."""
+        """Return the result of `attempt`, tried until it succeeds; `_Stopped` if stopped before."""
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while not self._stopping.is_set():
             try:
@@ -243,7 +243,7 @@ class Persistd:
         raise _Stopped
 
     async def _unless_stopped(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The result of `attempt`, which a stop cancels: the database may be locked for long."""
+        """Return the result of `attempt`; a stop cancels it, as the database may stay locked."""
         trying = asyncio.ensure_future(attempt())
         stopping = asyncio.ensure_future(self._stopping.wait())
         both: list[asyncio.Future[Any]] = [trying, stopping]
@@ -303,7 +303,7 @@ class Persistd:
             if self._committer is not None:
                 self._committer.writes.report()
             if self._options.exposed:
-                log.warning("listening without TLS and tokens, as told")
+                log.warning("listening without TLS and tokens, as configured")
 
 
 def run(options: PersistdOptions, announce: Callable[[Bound], None]) -> None:
@@ -318,7 +318,7 @@ def run(options: PersistdOptions, announce: Callable[[Bound], None]) -> None:
 
 
 async def check(options: PersistdOptions) -> tuple[str, bytes]:
-    """Open the backend once: its masked URL and its incarnation, or why it cannot be used."""
+    """Open the backend once; return its masked URL and its incarnation, or raise."""
     backend = await open_backend(options.consensus, options.pool)
     try:
         return backend.url, backend.incarnation

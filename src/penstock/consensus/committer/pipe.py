@@ -1,16 +1,15 @@
-"""The client's end of a session: compare-and-sets and heads gather, and go together.
+"""The client's end of a session: compare-and-sets and heads that gather are sent together.
 
-While a message is being written, what is asked meanwhile waits, and goes in the next one. So a lone
-operation is sent at once, and many share the cost of a message, in both directions. There is no
-timer in it.
+Operations that arrive while a message is being written go in the next one. So a lone operation is
+sent at once, and many share the cost of a message, in both directions, without a timer.
 
-What a caller is told when the stream breaks is exact:
+When the stream breaks, each caller gets an exact answer:
 
-- not sent yet: it stays, and goes when there is a stream again; past its deadline it is
-  `Determinate`, since nobody ever saw it;
-- a compare-and-set that was sent: `Indeterminate`. It is never sent again (R1): whether it
-  happened, only the state log can find out;
-- a head that was sent: asked again; reading has no side effects.
+- an operation not sent yet stays, and goes when there is a stream again; past its deadline it is
+  `Determinate`, since the committer never saw it;
+- a compare-and-set that was sent is `Indeterminate`. It is never sent again: only the state log
+  can find out whether it happened;
+- a head that was sent is asked again; reading has no side effects.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
     CasResult,
@@ -35,6 +32,8 @@ from penstock.consensus.store import (
     VersionedData,
 )
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.servicekit.rpc.grpcio import aio, grpc
 
 log = logging.getLogger("penstock.consensus.committer")
 
@@ -45,7 +44,7 @@ _SWEEP_S = 0.25
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """An operation and who waits for it; `new` is None for a head."""
+    """An operation and the future of its caller; `new` is None for a head."""
 
     key: str
     new: VersionedData | None
@@ -112,7 +111,7 @@ class Pipe:
     # ------------------------------------------------------------------------------- running
 
     async def _run(self) -> None:
-        """Keep a session while there is something to ask; R2 between attempts."""
+        """Keep a session open while there is something to ask, with backoff between attempts."""
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while self._unsent or self._sent:
             try:
@@ -175,7 +174,7 @@ class Pipe:
                     await stream.write(message)
 
     def _gather(self) -> pb.SessionRequest | None:
-        """Everything that may go now, as one message; from here on it counts as sent."""
+        """Put everything that may go now into one message; from here on it counts as sent."""
         cas: list[_Asked] = []
         heads: list[_Asked] = []
         room = self._window - len(self._sent)
@@ -227,7 +226,7 @@ class Pipe:
     # -------------------------------------------------------------------------------- losses
 
     def _abandon(self, error: ConsensusError, *, all_of_it: bool) -> None:
-        """The stream is gone: tell those it concerns; `all_of_it`: there will be no other."""
+        """Answer the callers of a broken stream; `all_of_it` if there will be no other stream."""
         sent, self._sent = self._sent, {}
         again: list[_Asked] = []
         for asked in sent.values():
@@ -236,16 +235,16 @@ class Pipe:
             if asked.new is None and not all_of_it:
                 again.append(asked)
             else:
-                asked.answer.set_exception(_told(error, sent=asked.new is not None))
+                asked.answer.set_exception(_classified(error, sent=asked.new is not None))
         self._unsent.extendleft(reversed(again))
         if all_of_it:
             while self._unsent:
                 asked = self._unsent.popleft()
                 if not asked.answer.done():
-                    asked.answer.set_exception(_told(error, sent=False))
+                    asked.answer.set_exception(_classified(error, sent=False))
 
     def _sweep(self) -> None:
-        """Give up on what is past its deadline."""
+        """Give up on operations past their deadline."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for asked in self._sent.values():
@@ -270,13 +269,13 @@ class Pipe:
             self._abandon(broken, all_of_it=True)
 
 
-def _told(error: ConsensusError, *, sent: bool) -> ConsensusError:
-    """What an operation is told of a failed session: unknown only if it was sent."""
-    told = (Indeterminate if sent else Determinate)(
+def _classified(error: ConsensusError, *, sent: bool) -> ConsensusError:
+    """Return the outcome of an operation whose session failed: unknown only if it was sent."""
+    outcome = (Indeterminate if sent else Determinate)(
         error.kind, error.message, retry_after_ms=error.retry_after_ms
     )
-    told.__cause__ = error
-    return told
+    outcome.__cause__ = error
+    return outcome
 
 
 async def _raise_status(stream: Stream) -> None:

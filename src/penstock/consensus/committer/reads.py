@@ -1,9 +1,9 @@
 """Sharing reads of one key: one running, one waiting.
 
 A caller may share a read that *starts after* its own call. Joining one that is already running
-could answer with a head older than a commit acknowledged in between, and `fresh` would not be
-linearizable any more. So however many callers there are, the backend sees one read of a key at a
-time, and nobody waits for more than two of them.
+could answer with a head older than a commit acknowledged in between, and `fresh` would no longer be
+linearizable. So however many callers there are, the backend sees one read of a key at a time, and
+no caller waits for more than two of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeadReads:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def get(self, key: str) -> Found:
-        """The head, by a read that starts now or later; cancelling a caller disturbs no other."""
+        """Return the head, by a read that starts now or later and survives its callers."""
         waiting = self._waiting.get(key)
         if waiting is None:
             loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class HeadReads:
                     answer = await self._read(key)
                 except ConsensusError as error:
                     answer = error
-                except Exception as error:  # a bug; its waiters must not hang for it
+                except Exception as error:  # a bug; callers must not hang because of it
                     answer = Indeterminate(ErrorKind.INTERNAL, cause_chain(error))
                     answer.__cause__ = error
                 waiting.set_result(answer)

@@ -1,14 +1,14 @@
-"""What the standalone daemon does when its store is gone from under it.
+"""Recovery of the standalone daemon when its store is gone.
 
-A schema that vanished took everything with it: somebody dropped it, or the database behind the
-address is another one. A handle finds that out at its next transaction: the tables are missing
-(UNDEFINED_TABLE), or they are those of another store (STORE_RESET). The committer then asks its
+A schema that vanished took everything with it: it was dropped, or the database behind the address
+is another one. A handle finds that out at its next transaction: the tables are missing
+(UNDEFINED_TABLE), or they belong to another store (STORE_RESET). The committer then asks its
 `Recover` for a handle to go on with.
 
-The daemon opens the store again, and so creates what is missing, in place (`Healer`). It has no
+The daemon opens the store again, which creates what is missing, in place (`Healer`). It has no
 opinion about contents, it often fronts disposable stores, and a daemon that exits instead is dead
-wherever its supervisor does not restart it. It is safe because nobody goes on by accident: whatever
-was asked of the old store ends with it (`served`), and clients that know the old incarnation get
+wherever no supervisor restarts it. This is safe because no client goes on by accident: every
+operation on the old store ends with it (`served`), and clients that know the old incarnation get
 STORE_RESET and stop. A process that *embeds* a committer runs pipelines and knows that its data
 should exist; there, an empty schema would hide a catastrophe, so it has no recovery and stays
 failed.
@@ -30,10 +30,10 @@ from penstock.servicekit.logs import fields
 log = logging.getLogger("penstock.consensus.committer")
 
 Recover = Callable[[Backend, ConsensusError], Awaitable[Backend]]
-"""From the handle that failed, and how, to one on the store that is there now; or raises."""
+"""Returns a handle on the current store, given the handle that failed and its error; or raises."""
 
 GONE = frozenset({ErrorKind.UNDEFINED_TABLE, ErrorKind.STORE_RESET})
-"""What a handle says of a store that is not there any more."""
+"""Errors of a handle whose store no longer exists."""
 
 
 class Healer:
@@ -47,7 +47,7 @@ class Healer:
         try:
             healed = await self._reopen()
         except (PenstockError, OSError) as failure:
-            log.error(  # noqa: TRY400 - the chain says it
+            log.error(  # noqa: TRY400 - the chain of causes is in the fields
                 "consensus schema is missing and cannot be created",
                 extra=fields(error=cause_chain(failure)),
             )
@@ -56,7 +56,7 @@ class Healer:
         log.error(
             "consensus schema was missing; recreated, previous contents are gone"
             if missing
-            else "consensus store was created anew by somebody else; previous contents are gone",
+            else "consensus store was created anew by another process; previous contents are gone",
             extra=fields(
                 url=healed.url,
                 known=lost.incarnation,
@@ -68,13 +68,13 @@ class Healer:
 
 
 async def _must_be_gone(lost: Backend, error: ConsensusError) -> None:
-    """Heal on proof only, and a whole store only."""
+    """Raise unless the whole store is provably gone."""
     try:
         await lost.revision()
     except ConsensusError as again:
         if again.kind not in GONE:  # nothing more is known now; the next caller asks again
             raise error from again
         return
-    # Only a part is gone. To fill it up with empty tables would be a lie about the rest.
+    # Only a part is gone. Adding empty tables would misrepresent the rest.
     log.error("part of the consensus schema is missing", extra=fields(error=error.message))
     raise error

@@ -1,9 +1,9 @@
 """One store, as it is served: the handle that is bound to it, and everything known through it.
 
-A store that is made anew is another one and gets a `ServedStore` of its own. Nothing that was meant
-for the old one can reach the new one, since nothing of it refers to it: neither a unit that waits
-in the commit queue nor a read that is under way, neither a cached head nor whoever follows a log.
-They end at the old handle, which finds out inside every transaction that its store is gone.
+A store that is created anew is another store and gets a `ServedStore` of its own. Nothing meant for
+the old one can reach the new one, since nothing refers to it: not a unit that waits in the commit
+queue, not a read that is under way, not a cached head, not a follower of a log. They all end at the
+old handle, which finds out inside every transaction that its store is gone.
 
 Two rules that are easy to break by accident:
 
@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-from penstock.consensus.backend import Backend, Commit, ScanPage, Unit
+from penstock.consensus.backend import Backend, CommitOutcome, ScanPage, Unit
 from penstock.consensus.coalesce import GroupCommit
 from penstock.consensus.committer.backing import Backing
 from penstock.consensus.committer.cache import ShardCache
@@ -28,20 +28,20 @@ from penstock.consensus.committer.metrics import CommitterMetrics
 from penstock.consensus.committer.options import CommitterOptions
 from penstock.consensus.committer.reads import HeadReads
 from penstock.consensus.committer.streams import Streams
-from penstock.consensus.committer.unread import Unread
 from penstock.consensus.store import CasResult, ConsensusError, VersionedData, cause_chain
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.unread import Unread
 
 log = logging.getLogger("penstock.consensus.committer")
 
 _UNKNOWN_REFRESH_S = 0.1
-"""After an unknown outcome the backend is given this long to make up its mind."""
+"""How long to wait after an unknown outcome before reading the head again."""
 
 
 class ServedStore:
     """See the module; lives on one event loop.
 
-    `lost` is told if the store turns out to be gone, and says what to answer.
+    `lost` is called if the store turns out to be gone, and returns the error to answer with.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ServedStore:
         self.backend = Backing(
             handle,
             metrics,
-            overhear=self._overhear,
+            observe=self._observe,
             took=took,
             lost=lambda error: lost(self, error),
         )
@@ -86,7 +86,7 @@ class ServedStore:
     # --------------------------------------------------------------------------------- reads
 
     def cached_head(self, key: str) -> VersionedData | None:
-        """A head from memory; None: read it."""
+        """Return the cached head, None to read it."""
         if not self._caching:
             return None
         if (cached := self.cache.get(key)) is not None:
@@ -96,11 +96,11 @@ class ServedStore:
         return None
 
     async def read_head(self, key: str) -> VersionedData | None:
-        """The head, by a read that starts now or later."""
+        """Return the head, by a read that starts now or later."""
         return await self._reads.get(key)
 
     async def scan(self, key: str, from_: int, limit: int, *, bytes_max: int) -> ScanPage:
-        """One page, always from the backend; the cache learns the head if it is in it."""
+        """Return one page, always from the backend; the cache learns the head if it is in it."""
         ticket = self.cache.ticket(key)
         page = await self.backend.scan(key, from_, limit, bytes_max=bytes_max)
         reached_head = not page.more and len(page.entries) < limit
@@ -124,17 +124,17 @@ class ServedStore:
             self.cache.put(key, found, ticket)
         return found
 
-    # --------------------------------------------------------------------------- what is heard
+    # ------------------------------------------------------------------------------- commits
 
-    def _overhear(self, units: Sequence[Unit]) -> Callable[[Commit], None]:
-        """Called before a transaction; what it returns is called with its outcomes."""
+    def _observe(self, units: Sequence[Unit]) -> Callable[[CommitOutcome], None]:
+        """Called before a transaction; the function it returns is called with the outcomes."""
         tickets = (
             {key: self.cache.ticket(key) for unit in units for key, _ in unit}
             if self._caching
             else {}
         )
 
-        def heard(commit: Commit) -> None:
+        def settled(commit: CommitOutcome) -> None:
             revision = commit.revision
             entries: list[tuple[str, VersionedData]] = []
             for unit, outcome in zip(units, commit.outcomes, strict=True):
@@ -151,10 +151,10 @@ class ServedStore:
             if revision is not None:
                 self.hub.publish(revision, entries)
 
-        return heard
+        return settled
 
     def _contradicted(self, key: str, seqno: int, delay_s: float = 0.0) -> None:
-        """Something does not fit the cached head: do not serve it, and look again."""
+        """Stop serving a cached head that something contradicts, and read it again."""
         if self._caching and self.cache.suspect(key, seqno):
             self._background(self._refresh(key, delay_s), f"refresh {key}")
 
@@ -176,14 +176,14 @@ class ServedStore:
     # --------------------------------------------------------------------------------- the end
 
     def retire(self) -> None:
-        """The store is gone: forget it, and end whoever follows it."""
+        """Forget the store, which is gone, and end its followers."""
         self.cache.clear()
         self.hub.retire()
         for task in self._refreshing:
             task.cancel()
 
     async def close(self) -> None:
-        """Finish what waits and runs, release the handle."""
+        """Finish what is queued and running, release the handle."""
         await self.group.close()
         await self._reads.close()
         for task in self._refreshing:

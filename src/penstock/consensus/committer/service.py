@@ -1,15 +1,15 @@
 """The committer over gRPC.
 
-Handlers translate and nothing else: authentication, the store's incarnation, the committer's
-method, the answer. Operation errors are data; only what was refused before it ran is a status, and
-carries the trailer that proves it (`wire`). Small compare-and-sets and heads, which are nearly all
-of the traffic, do not come as calls but in sessions (`sessions`).
+Handlers only translate: authentication, the store's incarnation, the committer's method, the
+answer. Errors of operations are data; only a call that was refused before it ran ends with a
+status, and carries the trailer that proves it (`wire`). Small compare-and-sets and heads, nearly
+all of the traffic, come in sessions and not as calls (`sessions`).
 
 **Nothing of a request is read before its sender is admitted.** Every method is a stream to gRPC,
-also those that have one request and one answer: it would read the request of a unary method,
-however large, before it asks us anything. A stream begins with its metadata, which say who calls,
-and as long as we do not read, HTTP/2 holds the rest back in the client. Then one message at a time
-is read, of at most `Limits.message_bytes_max`, and an answer counts until it is taken (`unread`).
+even with one request and one answer: gRPC would read the request of a unary method, however large,
+before it calls us. A stream begins with its metadata, which identify the caller, and as long as we
+do not read, HTTP/2 holds the rest back in the client. Then one message at a time is read, of at
+most `Limits.message_bytes_max`, and an answer counts until it is taken (`unread`).
 """
 
 from __future__ import annotations
@@ -20,68 +20,37 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.admission import Limits
-from penstock.consensus.committer.auth import ANYBODY, Access, Principal, TokenFile
-from penstock.consensus.committer.committer import Batch, Caller, PersistCommitter
-from penstock.consensus.committer.gate import Gate, Revoked, host_of
-from penstock.consensus.committer.grpcio import grpc
+from penstock.consensus.committer.access import check_access
+from penstock.consensus.committer.committer import Caller, PersistCommitter
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.committer.sessions import ServedSession, unexpected
-from penstock.consensus.committer.unread import Context, Outlet, ReaderGone, SlowReader
 from penstock.consensus.store import (
     ATOMIC_BYTES_MAX,
+    Batch,
     CasResult,
     ConsensusError,
     Determinate,
     ErrorKind,
-    check_prefix,
 )
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.gate import Gate, Revoked, Unauthenticated, host_of
+from penstock.servicekit.rpc.grpcio import Context, grpc
+from penstock.servicekit.rpc.tokens import ANYBODY, Access, Principal, TokenFile
+from penstock.servicekit.rpc.unread import Outlet, ReaderGone, SlowReader
 
 log = logging.getLogger("penstock.consensus.committer")
-
-_LOOKAHEAD_BYTES = 64 << 10
-"""What a client may send of a message that nobody reads yet; gRPC would allow megabytes."""
-
-_IDENTITY_ONLY = 1
-"""Of the compression algorithms: a message is what it says to be, and no bomb."""
-
-_HANDSHAKE_MS = 10_000
-"""How long a connection may take to become one; gRPC would wait two minutes."""
 
 _PEERS_MAX = 10_000
 _CLIENT_NAME_MAX = 128
 _ROOM_S = 10.0
-"""How long a call may wait until its client has read what it was answered before."""
-
-
-def server_options(message_bytes_max: int) -> tuple[tuple[str, int], ...]:
-    """The options of a gRPC server that takes in no more than it has to."""
-    return (
-        *(option for option in wire.COMMON_OPTIONS if option[0] != _RECEIVE_MAX),
-        (_RECEIVE_MAX, message_bytes_max),
-        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
-        # Clients ping every 10 s; gRPC would count that as abuse and hang up.
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        # Two daemons on one port would otherwise share it, and each see half of the calls.
-        ("grpc.so_reuseport", 0),
-    )
-
-
-_RECEIVE_MAX = "grpc.max_receive_message_length"
-
-SERVER_OPTIONS = server_options(Limits().message_bytes_max)
+"""How long a call may wait until its client has read earlier answers."""
 
 
 M = TypeVar("M", bound=Message)
@@ -92,7 +61,7 @@ Handle = Callable[[Context, Principal, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """A batch, put together from its parts."""
+    """A batch, assembled from its parts."""
 
     batch: Batch
     expect_incarnation: bytes
@@ -109,7 +78,7 @@ class ConsensusService:
         self._peers: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The methods of the protocol, for `aio.Server.add_generic_rpc_handlers`."""
+        """Return the methods of the protocol, for `aio.Server.add_generic_rpc_handlers`."""
         handles: dict[str, Handle] = {
             "Head": self._read(self._head, pb.HeadRequest, pb.HeadResponse),
             "Cas": self._write(self._cas, pb.CasRequest, pb.CasResponse),
@@ -132,7 +101,7 @@ class ConsensusService:
     # ------------------------------------------------------------------------------- framing
 
     def _admitting(self, handle: Handle) -> Callable[[object, Context], Awaitable[None]]:
-        """A method as gRPC calls it: with the metadata of a call, and nothing of its request."""
+        """Wrap a method for gRPC, which calls it before anything of the request is read."""
 
         async def admitting(_: object, context: Context) -> None:
             try:
@@ -140,9 +109,15 @@ class ConsensusService:
                 await handle(context, principal, share)
             except SlowReader:
                 # Its place is free already; the status waits behind the one message that is on its
-                # way, and lets the client come back.
+                # way, and allows the client to come back.
                 log.info("slow reader closed", extra=fields(peer=context.peer()))
                 await context.abort(grpc.StatusCode.ABORTED, "the reader is too slow")
+            except Unauthenticated as error:
+                refused = Determinate(ErrorKind.UNAUTHENTICATED, str(error))
+                await self._abort(refused, context)
+            except Revoked as error:
+                # Without the trailer: much of the call may have run.
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             except ConsensusError as error:
                 await self._abort(error, context)
             except ReaderGone as gone:
@@ -152,7 +127,7 @@ class ConsensusService:
         return admitting
 
     def _write(self, serve: Serve, request: type[M], response: Callable[..., Message]) -> Handle:
-        """One request, one small answer."""
+        """Handle one request with one small answer."""
 
         async def handle(context: Context, principal: Principal, share: str) -> None:
             outlet = self._outlet(context, share)
@@ -165,7 +140,7 @@ class ConsensusService:
         return handle
 
     def _read(self, serve: Serve, request: type[M], response: Callable[..., Message]) -> Handle:
-        """One request, one answer that may be large: there has to be room for it before."""
+        """Handle one request whose answer may be large: there must be room for it first."""
         unread = self._committer.unread
 
         async def handle(context: Context, principal: Principal, share: str) -> None:
@@ -177,13 +152,13 @@ class ConsensusService:
                         serve, lambda: self._receive(context, request), response, principal, share
                     )
                     message = answer.SerializeToString()
-                del answer  # the client may take its time, and one copy is enough
+                del answer  # the client may take its time: keep one copy only
                 await outlet.write(message)
 
         return handle
 
     def _batch(self, serve: Serve, response: Callable[..., Message]) -> Handle:
-        """A batch, in one message or several, and one small answer."""
+        """Handle a batch, in one message or several, with one small answer."""
         limits = self._limits
         bytes_max = max(self._committer.options.entry_bytes_max, ATOMIC_BYTES_MAX)
 
@@ -218,7 +193,7 @@ class ConsensusService:
         principal: Principal,
         share: str,
     ) -> Message:
-        """The answer to a request, also if it is an error; raises what is to be a status."""
+        """Return the answer to a request, errors included; raise those that become a status."""
         try:
             request = await receive()
             pinned = request.expect_incarnation
@@ -226,8 +201,8 @@ class ConsensusService:
             try:
                 ok = await serve(request, caller, principal)
             except Determinate as error:
-                # The store was found missing and made again meanwhile. Who knew no store
-                # before loses nothing by meeting the new one.
+                # The store was found missing and created again meanwhile. A caller that knew
+                # no store before loses nothing by using the new one.
                 if pinned or error.kind is not ErrorKind.STORE_RESET:
                     raise
                 caller = replace(caller, knows=self._incarnation())
@@ -243,7 +218,7 @@ class ConsensusService:
     def _stream(
         self, serve: ServeMany, request: type[M], response: Callable[..., Message]
     ) -> Handle:
-        """One request, any number of events."""
+        """Handle one request with any number of events."""
 
         async def handle(context: Context, principal: Principal, share: str) -> None:
             outlet = self._outlet(context, share)
@@ -261,16 +236,16 @@ class ConsensusService:
                 if error.kind is ErrorKind.UNAVAILABLE or _is_status(error):
                     raise
                 await outlet.write(response(err=wire.to_error(error)).SerializeToString())
-            except (ReaderGone, SlowReader):
+            except (ReaderGone, SlowReader, Revoked):
                 raise
             except Exception as error:
-                told = response(err=wire.to_error(unexpected(error)))
-                await outlet.write(told.SerializeToString())
+                failed = response(err=wire.to_error(unexpected(error)))
+                await outlet.write(failed.SerializeToString())
 
         return handle
 
     async def _receive(self, context: Context, message: type[M]) -> M:
-        """The next message of a request, decoded."""
+        """Read and decode the next message of a request."""
         try:
             async with asyncio.timeout(self._limits.request_s):
                 data = await context.read()
@@ -282,14 +257,15 @@ class ConsensusService:
         return wire.decoded(data, message)
 
     def _outlet(self, context: Context, share: str) -> Outlet:
-        return Outlet(context, self._committer.unread, share, self._limits.slow_s)
+        count = partial(self._committer.unread.add, share)
+        return Outlet(context, self._limits.slow_s, count)
 
     def _caller(self, principal: Principal, share: str, pinned: bytes) -> Caller:
-        """A caller that knows no store yet is bound to the present one, and told which it is."""
+        """Return the caller, bound to the current store if it knows none yet."""
         return Caller(share, "grpc", pinned or self._incarnation(), principal.name)
 
     async def _admit_peer(self, context: Context) -> tuple[Principal, str]:
-        """Who calls, by its metadata alone, and whose share of the committer that takes."""
+        """Return the caller, by its metadata alone, and the share of the committer it uses."""
         principal = await self._gate.admit(context)
         metadata = context.invocation_metadata() or ()
         client = next((str(v) for k, v in metadata if k == wire.CLIENT_METADATA), "unnamed")
@@ -299,7 +275,7 @@ class ConsensusService:
         return principal, share_of(principal, peer, client)
 
     def _log_peer(self, host: str, principal: Principal, client: str) -> None:
-        """By host and client, not by socket: every reconnect has a new port (B12)."""
+        """Log a new peer, by host and client and not by socket: every reconnect has a new port."""
         peer = (host, principal.name, client)
         if peer not in self._peers:
             who = "" if principal is ANYBODY else f" principal={principal.name}"
@@ -310,12 +286,9 @@ class ConsensusService:
         self._peers.move_to_end(peer)
 
     async def _abort(self, error: ConsensusError, context: Context) -> None:
-        """End a call with a status; it proves that nothing of it has run if it is `_is_status`.
-
-        A token that was revoked ends a call after much of it did run; the client may come again.
-        """
+        """End a call with a status, which proves that nothing of it has run if `_is_status`."""
         trailers = []
-        if _is_status(error) and not isinstance(error, Revoked):
+        if _is_status(error):
             trailers.append((wire.DETERMINACY_TRAILER, wire.DETERMINATE))
         if error.retry_after_ms is not None:
             trailers.append((wire.RETRY_TRAILER, str(error.retry_after_ms)))
@@ -328,30 +301,30 @@ class ConsensusService:
     # ---------------------------------------------------------------------------- operations
 
     async def _head(self, request: pb.HeadRequest, caller: Caller, who: Principal) -> pb.HeadOk:
-        _check(who, Access.READ, request.key)
+        check_access(who, Access.READ, request.key)
         found = await self._committer.head(request.key, fresh=request.fresh, caller=caller)
         return pb.HeadOk(current=None if found is None else wire.to_versioned(found))
 
     async def _cas(self, request: pb.CasRequest, caller: Caller, who: Principal) -> pb.CasOk:
         key, new = wire.from_item(request)
-        _check(who, Access.WRITE, key)
+        check_access(who, Access.WRITE, key)
         result = await self._committer.compare_and_set(key, new, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
     async def _cas_many(self, request: _Received, caller: Caller, who: Principal) -> pb.CasManyOk:
         for key, _ in request.batch:
-            _check(who, Access.WRITE, key)
+            check_access(who, Access.WRITE, key)
         outcomes = await self._committer.compare_and_set_many(request.batch, caller=caller)
         return pb.CasManyOk(outcomes=[wire.to_outcome(o) for o in outcomes])
 
     async def _cas_all(self, request: _Received, caller: Caller, who: Principal) -> pb.CasOk:
         for key, _ in request.batch:
-            _check(who, Access.WRITE, key)
+            check_access(who, Access.WRITE, key)
         result = await self._committer.compare_and_set_all(request.batch, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
     async def _scan(self, request: pb.ScanRequest, caller: Caller, who: Principal) -> pb.ScanOk:
-        _check(who, Access.READ, request.key)
+        check_access(who, Access.READ, request.key)
         page = await self._committer.scan(
             request.key,
             getattr(request, "from"),
@@ -364,7 +337,7 @@ class ConsensusService:
     async def _snapshot(
         self, request: pb.SnapshotRequest, caller: Caller, who: Principal
     ) -> pb.SnapshotOk:
-        _check(who, Access.READ, request.prefix)
+        check_access(who, Access.READ, request.prefix)
         behind = wire.from_behind(request)
         page = await self._committer.snapshot_page(request.prefix, behind, caller=caller)
         return pb.SnapshotOk(
@@ -374,7 +347,7 @@ class ConsensusService:
     async def _truncate(
         self, request: pb.TruncateRequest, caller: Caller, who: Principal
     ) -> pb.TruncateOk:
-        _check(who, Access.WRITE, request.key)
+        check_access(who, Access.WRITE, request.key)
         return pb.TruncateOk(
             deleted=await self._committer.truncate(request.key, request.seqno, caller=caller)
         )
@@ -382,14 +355,14 @@ class ConsensusService:
     async def _list_keys(
         self, request: pb.ListKeysRequest, caller: Caller, who: Principal
     ) -> pb.ListKeysOk:
-        _check(who, Access.ADMIN, request.prefix)
+        check_access(who, Access.ADMIN, request.prefix)
         keys, more = await self._committer.list_page(request.prefix, request.after, caller=caller)
         return pb.ListKeysOk(keys=keys, more=more)
 
     async def _subscribe(
         self, request: pb.SubscribeRequest, caller: Caller, who: Principal
     ) -> AsyncGenerator[pb.SubscribeEvent, None]:
-        _check(who, Access.READ, request.key)
+        check_access(who, Access.READ, request.key)
         events = self._committer.subscribe(request.key, getattr(request, "from"), caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
@@ -398,7 +371,7 @@ class ConsensusService:
     async def _watch(
         self, request: pb.WatchRequest, caller: Caller, who: Principal
     ) -> AsyncGenerator[pb.WatchEvent, None]:
-        _check(who, Access.READ, request.prefix)
+        check_access(who, Access.READ, request.prefix)
         events = self._committer.watch(request.prefix, request.from_revision, caller=caller)
         async with contextlib.aclosing(events):
             async for event in events:
@@ -425,23 +398,18 @@ class ConsensusService:
 
 
 def share_of(principal: Principal, peer: str, client: str) -> str:
-    """Whose share of the committer a call takes.
+    """Return the name of the share of the committer that a call uses.
 
-    That of the principal, however many connections it has and whatever it calls itself. Without
-    tokens everybody is the same one, and each connection has its own; on a Unix socket connections
-    cannot be told apart, and who may use it is one user, so there each has the one it names.
+    That is the principal's, however many connections it has and whatever client name it gives.
+    Without tokens all callers are one principal, and each connection has its own share. On a Unix
+    socket, connections cannot be distinguished and all belong to one user, so the client name
+    counts.
     """
     if principal is not ANYBODY:
         return principal.name
     return peer if peer.rpartition(":")[2] else f"{peer}{client}"
 
 
-def _check(who: Principal, access: Access, key: str) -> None:
-    """Raise unless `who` may do this to `key`, which may be a prefix, and is one of ours at all."""
-    check_prefix(key)
-    who.check(access, key)
-
-
 def _is_status(error: ConsensusError) -> bool:
-    """Whether an error ends its call as a status, with the proof that nothing of it has run."""
+    """True if an error ends its call as a status, with the proof that nothing of it has run."""
     return isinstance(error, Determinate) and error.kind in wire.STATUS

@@ -1,15 +1,13 @@
-"""Sessions: the stream that carries nearly everything.
+"""Sessions: the stream that carries nearly all operations.
 
 A unary call costs a Python server some 300 µs, whatever it carries. So each client process opens
-one stream and sends in one message what has gathered since its last one; the answers are gathered
-the same way, by whoever finds the pen free while the others are still at work. Where one operation
-is under way at a time, a message carries one and nothing waits; where there are many, messages
-grow and their cost is shared.
+one stream and sends in one message what has gathered since its last one; answers are gathered the
+same way. With one operation at a time, a message carries one and nothing waits; with many, messages
+grow and share their cost.
 
-A client that asks and does not read is held back and not served on credit: no further request is
-read while more than a window of its elements are unanswered, and no further head while too many
-bytes of those that were found are still here. An element counts as unanswered until its answer is
-on its way.
+A client that asks and does not read is held back: no further request is read while more than a
+window of its elements are unanswered, and no further head while too many bytes of heads wait to be
+sent. An element counts as unanswered until its answer has been sent.
 """
 
 from __future__ import annotations
@@ -19,10 +17,9 @@ import logging
 from typing import Final
 
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.auth import Access, Principal
+from penstock.consensus.committer.access import check_access
 from penstock.consensus.committer.committer import Caller, PersistCommitter
 from penstock.consensus.committer.proto import consensus_pb2 as pb
-from penstock.consensus.committer.unread import Context, Outlet, ReaderGone, SlowReader
 from penstock.consensus.store import (
     SEQNO_MAX,
     CasResult,
@@ -32,19 +29,21 @@ from penstock.consensus.store import (
     Indeterminate,
     VersionedData,
     cause_chain,
-    check_prefix,
 )
+from penstock.servicekit.rpc.grpcio import Context
+from penstock.servicekit.rpc.tokens import Access, Principal
+from penstock.servicekit.rpc.unread import Outlet, ReaderGone, SlowReader
 
 log = logging.getLogger("penstock.consensus.committer")
 
 _HEADS_AT_ONCE: Final = 16
-"""Heads that one session reads at the same time: each may be as large as an entry can be."""
+"""Heads that one session reads at the same time: each may be as large as an entry may be."""
 
 
 class ServedSession:
     """One client's stream: batches in, answers out, each as soon as it is known.
 
-    A session is about one store, the one that `caller` knows, from its opening to its end.
+    From its opening to its end, a session uses one store: the one that `caller` knows.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ServedSession:
         self._may = None if who.access is Access.ADMIN else self._check_write
         self._answers = pb.SessionResponse()
         self._gathered = 0
-        """Elements and bytes of heads in `_answers`."""
+        """Elements in `_answers`; `_gathered_bytes` counts the bytes of their heads."""
         self._gathered_bytes = 0
         self._unanswered = 0
         self._unread = 0
@@ -76,7 +75,7 @@ class ServedSession:
         self._writing = False
 
     async def run(self) -> None:
-        """Serve until the client ends its side; raises what ends the session before."""
+        """Serve until the client ends its side; raise the error that ends the session before."""
         opened = pb.SessionResponse(window=self._window, incarnation=self._caller.knows)
         await self._outlet.write(opened.SerializeToString())
         broken: ConsensusError | None = None
@@ -90,7 +89,7 @@ class ServedSession:
                         first = request.first + len(request.cas_key)
                         if request.head_key:
                             running.create_task(self._heads(first, request))
-                        del request  # it may be large, and the next one long in coming
+                        del request  # it may be large, and the next may be long in coming
                 except Determinate as error:
                     broken = error  # what is under way is answered first
         except BaseExceptionGroup as group:
@@ -101,7 +100,7 @@ class ServedSession:
             raise broken
 
     async def _next(self) -> pb.SessionRequest | None:
-        """The next request; None at the end of the client's side."""
+        """Read the next request; None at the end of the client's side."""
         while self._unanswered >= self._window:
             self._answered.clear()
             await self._answered.wait()
@@ -162,15 +161,14 @@ class ServedSession:
     async def _head(self, number: int, key: str, fresh: bool) -> None:
         async with self._reading:
             while self._unread >= self._unread_max:
-                await self._flush()  # what was found before goes first
+                await self._flush()  # heads found earlier go first
                 if self._unread >= self._unread_max:
                     self._answered.clear()
                     await self._answered.wait()
             try:
-                check_prefix(key)
-                self._who.check(Access.READ, key)
+                check_access(self._who, Access.READ, key)
                 if not self._committer.unread.has_room(self._caller.client):
-                    await self._flush()  # it may be waiting for nothing but this
+                    await self._flush()  # the client may be waiting for just this
                     await self._committer.unread.room(self._caller.client)
                 found = await self._committer.head(key, fresh=fresh, caller=self._caller)
             except ConsensusError as error:
@@ -198,10 +196,10 @@ class ServedSession:
         self._answers.errors.append(wire.to_error(error))
 
     def _check_write(self, key: str) -> None:
-        self._who.check(Access.WRITE, key)
+        check_access(self._who, Access.WRITE, key)
 
     async def _flush(self) -> None:
-        """Send what has been gathered; what others add meanwhile goes in the next message."""
+        """Send the gathered answers; those added meanwhile go in the next message."""
         self._pending = True
         if self._writing:
             return
@@ -216,7 +214,7 @@ class ServedSession:
                     continue
                 message = answers.SerializeToString()
                 del answers
-                # From here on the message is counted, and not what it was made of.
+                # From here on the message is counted, not the heads it was made of.
                 self._committer.unread.add(self._caller.client, -size)
                 try:
                     await self._outlet.write(message)
@@ -229,7 +227,7 @@ class ServedSession:
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended a session whose answers could not be written, or that met a bug."""
+    """Return the error that ended a session: its reader is slow or gone, or a bug."""
     for kind in (SlowReader, ReaderGone):
         if group.subgroup(kind) is not None:
             return kind()
@@ -240,7 +238,7 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def unexpected(error: Exception) -> Indeterminate:
-    """Something of ours broke; whether it did so before or after the commit is not known."""
+    """Return the outcome after a bug: whether it struck before or after the commit is unknown."""
     log.error("operation failed unexpectedly", exc_info=error)
     unknown = Indeterminate(ErrorKind.INTERNAL, f"{type(error).__name__}: {cause_chain(error)}")
     unknown.__cause__ = error

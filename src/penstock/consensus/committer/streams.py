@@ -1,8 +1,8 @@
 """The two streams a reader can open: `subscribe` to a key, `watch` a prefix.
 
-Both read from the store first and then follow the hub, in this order and no other: a follower
-that is registered before it reads misses nothing that is committed in between. Both go on through
-outages of the backend, since reading again has no side effects.
+Both register with the hub, then read the store, then follow the hub, in this order: a follower that
+is registered before it reads misses nothing that is committed in between. Both survive outages of
+the backend, since reading again has no side effects.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from penstock.consensus.backend import PAGE_BYTES
-from penstock.consensus.committer.backoff import RECONNECT_CLAMP_S, Backoff
-from penstock.consensus.committer.hub import REORDER_S, Buffer, Hub, waited
+from penstock.consensus.committer.hub import REORDER_S, Buffer, Hub, wait_for_event
 from penstock.consensus.committer.metrics import CommitterMetrics
-from penstock.consensus.committer.unread import Held, Unread
+from penstock.consensus.committer.options import StreamOptions
 from penstock.consensus.store import (
     SCAN_ALL,
     CaughtUp,
@@ -28,16 +26,18 @@ from penstock.consensus.store import (
     Entry,
     ErrorKind,
     Heartbeat,
-    Progress,
     Resync,
     ResyncReason,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
+    WatchProgress,
     WatchResync,
     cause_chain,
 )
 from penstock.servicekit.logs import fields
+from penstock.servicekit.rpc.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.servicekit.rpc.unread import Held, Unread
 
 log = logging.getLogger("penstock.consensus.committer")
 
@@ -46,18 +46,8 @@ _LASTING = frozenset({ErrorKind.UNDEFINED_TABLE, ErrorKind.STORE_RESET})
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """The times of a stream, in seconds."""
-
-    heartbeat_s: float = 10.0
-    progress_s: float = 1.0
-    slow_s: float = 60.0
-    """A subscriber that let its buffer overflow and took this long for one event must resync."""
-
-
 class Streams:
-    """Makes streams over a hub and its backend."""
+    """The streams over one hub and its backend."""
 
     def __init__(
         self,
@@ -81,7 +71,7 @@ class Streams:
     async def subscribe(
         self, key: str, from_: int, client: str | None
     ) -> AsyncGenerator[SubscribeEvent, None]:
-        """Entries of one key from `from_` on; see `Consensus.subscribe`."""
+        """Yield entries of one key from `from_` on; see `Consensus.subscribe`."""
         loop = asyncio.get_running_loop()
         next_ = from_
         with self._hub.subscriber(key) as buffer:
@@ -188,11 +178,11 @@ class Streams:
     async def watch(
         self, prefix: str, from_revision: int, client: str | None
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Entries under a prefix in revision order; see `Consensus.watch`.
+        """Yield entries under a prefix in revision order; see `Consensus.watch`.
 
-        `last` is everything there is to know about the stream. It only ever moves to a revision
-        up to which all entries were handed over, and only by the neighbour from the tail or by a
-        page of the store that is complete up to its end.
+        `last` is the whole state of the stream. It only moves to a revision up to which all entries
+        were delivered: by the next revision from the tail, or by a page of the store that is
+        complete up to its end.
         """
         hub = self._hub
         loop = asyncio.get_running_loop()
@@ -211,26 +201,26 @@ class Streams:
                             await self._unread.room(client)
                             yield Entries(last, wanted)
                         entries = hub.tail.get(last + 1)
-                    yield Progress(last)
+                    yield WatchProgress(last)
                     patience_ends = loop.time() + REORDER_S
                 elif patience_ends == 0.0 or hub.revision > last:
                     if loop.time() < patience_ends:
-                        await waited(wake, patience_ends - loop.time())
+                        await wait_for_event(wake, patience_ends - loop.time())
                         continue
                     async with contextlib.aclosing(self._read(prefix, last, client)) as pages:
                         async for event, upto in pages:
                             last = max(last, upto)
                             yield event
                     patience_ends = loop.time() + REORDER_S
-                elif not await waited(wake, self._options.progress_s):
-                    yield Progress(last)
+                elif not await wait_for_event(wake, self._options.progress_s):
+                    yield WatchProgress(last)
                 else:
                     patience_ends = loop.time() + REORDER_S
 
     async def _read(
         self, prefix: str, after: int, client: str | None
     ) -> AsyncGenerator[tuple[WatchEvent, int], None]:
-        """What the store has after a revision; each event with the revision it completes."""
+        """Yield what the store has after a revision, each event with the revision it completes."""
         more = True
         last = after
         while more:
@@ -247,7 +237,7 @@ class Streams:
                     last = max(last, revision)
                     event = WatchResync(revision=last, heads=heads, reason=ResyncReason.TRUNCATED)
                     yield event, last
-                    yield Progress(last), last
+                    yield WatchProgress(last), last
                     return
                 start = 0
                 for index in range(1, len(page.entries) + 1):
@@ -256,29 +246,31 @@ class Streams:
                         yield Entries(revision, page.entries[start:index]), revision
                         start = index
                 last = max(last, page.upto)
-                yield Progress(last), last
+                yield WatchProgress(last), last
                 more = page.more
             del page
 
     @contextlib.asynccontextmanager
     async def _page(self, client: str | None) -> AsyncIterator[Held]:
-        """Room for a page of the store, until all of it is delivered: a client that does not read
-        holds what it was given, and not as much as it has streams."""
+        """Hold room for a page of the store until all of it is delivered.
+
+        So a client that does not read holds its share of unread bytes, however many its streams.
+        """
         await self._unread.room(client)
         with self._unread.held(client, PAGE_BYTES) as held:
             yield held
 
     async def _catching_up(self, read: Callable[[], Awaitable[T]]) -> T:
-        """A page of the store; few streams read at once, so that others get at it, too."""
+        """Read a page of the store; few streams read at once, so others can too."""
         async with self._catch_ups:
             return await self._persistently(read)
 
     # ------------------------------------------------------------------------------- outages
 
     async def _persistently(self, read: Callable[[], Awaitable[T]]) -> T:
-        """The answer of a read, however long the backend takes to come back.
+        """Return the answer of a read, however long the backend takes to come back.
 
-        A missing schema is not an outage: whoever embeds a committer must hear of it.
+        A missing schema is not an outage: the process that embeds a committer must learn of it.
         """
         backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         while True:

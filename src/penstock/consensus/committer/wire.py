@@ -1,22 +1,21 @@
 """Values to protobuf and back, for both ends of the connection.
 
-Errors are data (R6): determinacy, kind and the whole chain of causes cross as a message. What a
-gRPC status says is decided here too, in `status_error`: without the trailer that proves it,
-nothing about a failed call is known.
+Errors are data: determinacy, kind and the whole chain of causes cross as a message. `status_error`
+decides what a gRPC status proves: without the trailer, nothing about a failed call is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from penstock.consensus.backend import LivePage
-from penstock.consensus.committer.grpcio import aio, grpc
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.snapshot import START, Behind
 from penstock.consensus.store import (
+    Batch,
     CasResult,
     CaughtUp,
     ConsensusError,
@@ -26,15 +25,16 @@ from penstock.consensus.store import (
     ErrorKind,
     Heartbeat,
     Indeterminate,
-    Progress,
     Resync,
     ResyncReason,
     SubscribeEvent,
     VersionedData,
     WatchEvent,
+    WatchProgress,
     WatchResync,
     cause_chain,
 )
+from penstock.servicekit.rpc.grpcio import aio, grpc
 from penstock.servicekit.secrets import mask
 
 SERVICE = "penstock.consensus.v1.Consensus"
@@ -45,36 +45,24 @@ RETRY_TRAILER = "retry-after-ms"
 CLIENT_METADATA = "penstock-client-id"
 
 ADMITTED = (("penstock-batch", "admitted"),)
-"""The initial metadata of a batch whose first part was admitted. Until it has come, the client
-sends no other: whoever sends while the server refuses is told that sending failed, not why."""
+"""Initial metadata of a batch whose first part was admitted. The client sends no other part before
+it arrives: if the server refused while the client sends, gRPC would report that sending failed, and
+not why."""
 
 PART_BYTES = 512 << 10
-"""A message ends when it has this much, so that with keys and what is added last it stays below
+"""A message ends at this size, so that with its keys and its last element it stays below
 `MESSAGE_BYTES`."""
 
 CALL_ELEMENTS = 1_000
 CALL_BYTES = 4 << 20
-"""What a client puts into one batch of independent elements; a larger one alone is a call, too."""
-
-COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
-    # No limit of gRPC's own on what a client sends or receives: one that is met turns into a retry
-    # of the same too large message for ever (R8, B11). Clients send parts, and the cap on an entry
-    # is ours, and says so.
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # Find out about a dead peer within 15 s, also between calls.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+"""Limits on one batch of independent elements; an element above them is a call of its own."""
 
 STATUS = {
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorKind.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
 }
-"""Refusals before execution: these are statuses, with the trailer; all other errors are data."""
+"""Refusals before execution, which are statuses with the trailer; all other errors are data."""
 
 _KIND_OF_STATUS = {status: kind for kind, status in STATUS.items()} | {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorKind.TIMEOUT,
@@ -86,7 +74,7 @@ M = TypeVar("M", bound=Message)
 
 
 def decoded(data: bytes, message: type[M]) -> M:
-    """A message as it was sent; what is none is the sender's mistake."""
+    """Decode a message; a malformed one is the sender's mistake."""
     try:
         return message.FromString(data)
     except DecodeError as error:
@@ -110,16 +98,14 @@ def to_items(batch: Iterable[tuple[str, VersionedData]]) -> list[pb.CasItem]:
 
 
 def from_item(message: pb.CasItem | pb.CasRequest) -> tuple[str, VersionedData]:
-    """A compare-and-set as sent; a missing entry is the sender's mistake, told as data (B31)."""
+    """Decode a compare-and-set; a missing entry is the sender's mistake, reported as data."""
     if not message.HasField("new"):
         raise Determinate(ErrorKind.INVALID_ARGUMENT, "the request has no `new`")
     return message.key, VersionedData(message.new.seqno, message.new.data)
 
 
-def to_parts(
-    batch: Sequence[tuple[str, VersionedData]], part_bytes: int = PART_BYTES
-) -> Iterator[pb.CasBatchRequest]:
-    """The messages that carry a batch."""
+def to_parts(batch: Batch, part_bytes: int = PART_BYTES) -> Iterator[pb.CasBatchRequest]:
+    """Yield the messages that carry a batch."""
     part = pb.CasBatchRequest(bytes=sum(len(new.data) for _, new in batch))
     size = 0
     for key, new in batch:
@@ -139,9 +125,9 @@ def to_parts(
 
 
 def to_calls(
-    batch: Sequence[tuple[str, VersionedData]],
-) -> Iterator[Sequence[tuple[str, VersionedData]]]:
-    """`batch` in order, in pieces that each fit into one call."""
+    batch: Batch,
+) -> Iterator[Batch]:
+    """Split `batch`, in order, into pieces that each fit into one call."""
     start = size = 0
     for index, (_, new) in enumerate(batch):
         full = index - start >= CALL_ELEMENTS or size + len(new.data) > CALL_BYTES
@@ -154,7 +140,7 @@ def to_calls(
 
 
 class Assembly:
-    """One batch in the making, from its parts."""
+    """One batch, assembled from its parts."""
 
     def __init__(self, *, elements_max: int, bytes_max: int) -> None:
         self._elements_max = elements_max
@@ -163,7 +149,7 @@ class Assembly:
         self._left: int | None = None
 
     def add(self, part: pb.CasBatchRequest) -> None:
-        """Take in a part, unless the batch passes its limits, or what its first part has said."""
+        """Add a part, unless the batch passes its limits or the size its first part announced."""
         whole = self._left is None and not part.more
         if self._left is None:
             self._left = part.bytes
@@ -227,7 +213,7 @@ def to_error(error: ConsensusError) -> pb.OpError:
 
 
 def from_error(message: pb.OpError) -> ConsensusError:
-    """The error as a value; an unknown kind or determinacy is never read as proof of anything."""
+    """Decode an error; an unknown kind or determinacy proves nothing."""
     kind = ErrorKind.__members__.get(message.kind, ErrorKind.INTERNAL)
     known = message.determinacy == pb.DETERMINATE
     return (Determinate if known else Indeterminate)(
@@ -238,10 +224,10 @@ def from_error(message: pb.OpError) -> ConsensusError:
 
 
 def status_error(error: aio.AioRpcError) -> ConsensusError:
-    """What a failed call proves: nothing, unless its trailer says that it did not run.
+    """Return what a failed call proves: nothing, unless its trailer says that it did not run.
 
-    In particular not RESOURCE_EXHAUSTED: gRPC says that too of a reply that was too large, after
-    the call had been executed.
+    RESOURCE_EXHAUSTED in particular proves nothing: gRPC also reports it for a reply that was too
+    large, after the call was executed.
     """
     trailers = dict(error.trailing_metadata() or ())
     proven = trailers.get(DETERMINACY_TRAILER) == DETERMINATE
@@ -315,7 +301,7 @@ def to_watch_event(event: WatchEvent, incarnation: bytes) -> pb.WatchEvent:
     match event:
         case Entries(revision, entries):
             message.entries.CopyFrom(pb.Entries(revision=revision, entries=to_items(entries)))
-        case Progress(revision):
+        case WatchProgress(revision):
             message.progress = revision
         case WatchResync(revision=revision, heads=heads, reason=reason):
             message.resync.CopyFrom(
@@ -332,7 +318,7 @@ def from_watch_event(message: pb.WatchEvent) -> WatchEvent:
                 message.entries.revision, tuple((e.key, from_versioned(e.new)) for e in entries)
             )
         case "progress":
-            return Progress(message.progress)
+            return WatchProgress(message.progress)
         case "resync":
             resync = message.resync
             return WatchResync(

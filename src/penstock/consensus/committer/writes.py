@@ -1,7 +1,7 @@
-"""Who changed what: writes by the principal that asked for them.
+"""A record of writes by principal.
 
-Every write is a log line at DEBUG, with its keys. At INFO there is one line for each principal and
-stats interval that had any, since a committer takes in tens of thousands of writes a second.
+Every write is a log line at DEBUG, with its keys. At INFO there is one line per principal and stats
+interval, since a committer takes tens of thousands of writes a second.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ _KEYS_SHOWN: Final = 20
 
 
 class Writes:
-    """The writes of one committer that came over the network."""
+    """Counts and logs the writes of one committer."""
 
     def __init__(self, metrics: CommitterMetrics) -> None:
         self._metrics = metrics
-        self._told: dict[tuple[str, ...], float] = {}
+        self._reported: dict[tuple[str, ...], float] = {}
 
     def note(
         self, principal: str, op: str, keys: Sequence[str], results: Mapping[str, int]
     ) -> None:
-        """One request, and how many of its writes ended how."""
+        """Record one request, and the number of its writes by result."""
         for result, count in results.items():
             self._metrics.writes.labels(principal, result).add(count)
         if log.isEnabledFor(logging.DEBUG):
             shards = ",".join(keys[:_KEYS_SHOWN]) + (",…" if len(keys) > _KEYS_SHOWN else "")
-            told = fields(principal=principal, op=op, shards=shards, **results)
-            log.debug("write", extra=told)
+            log.debug("write", extra=fields(principal=principal, op=op, shards=shards, **results))
 
     @contextlib.contextmanager
     def failing(self, principal: str, op: str, keys: Sequence[str]) -> Iterator[None]:
-        """Note a request that ends by an error: it may have changed something nevertheless."""
+        """Record a request that ends in an error: it may have changed something nevertheless."""
         try:
             yield
         except ConsensusError as error:
@@ -48,12 +47,12 @@ class Writes:
             raise
 
     def report(self) -> None:
-        """Say how much each principal has written since the last report."""
+        """Log how much each principal has written since the last report."""
         since: dict[str, dict[str, int]] = {}
         for labels, counter in self._metrics.writes.children.items():
-            if new := int(counter.value - self._told.get(labels, 0.0)):
+            if new := int(counter.value - self._reported.get(labels, 0.0)):
                 principal, result = labels
                 since.setdefault(principal, {})[result] = new
-            self._told[labels] = counter.value
+            self._reported[labels] = counter.value
         for principal, results in since.items():
             log.info("writes", extra=fields(principal=principal, **results))

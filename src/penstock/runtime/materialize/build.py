@@ -21,8 +21,8 @@ from penstock.model.schema import compiled
 from penstock.model.spec import Catalog, Frozen, MaterializationBinding, MaterializationSpec
 from penstock.native.plan import ReductionPlan, compile_reduction
 from penstock.runtime.close_policy import Band, ClosePolicy
-from penstock.runtime.connector import Materialization, Target, TargetField, Task
-from penstock.runtime.materialize import task as runtime
+from penstock.runtime.connector.materialize import Materialization, SinkTask, Target, TargetField
+from penstock.runtime.control import Control
 from penstock.runtime.materialize.fields import (
     DOCUMENT,
     Mode,
@@ -32,7 +32,11 @@ from penstock.runtime.materialize.fields import (
     select,
     standard_verdict,
 )
-from penstock.runtime.triggers import Triggers
+from penstock.runtime.materialize.leader import run_session
+from penstock.runtime.materialize.task import KIND, LeaderBinding, LeaderTask
+from penstock.runtime.ops import TaskKindName
+from penstock.runtime.session import Ended, World
+from penstock.runtime.triggers import Webhooks
 from penstock.shuffle.binding import Binding, columns_of, materialization_bindings
 
 _LEVELS: Final = {
@@ -59,36 +63,32 @@ class BoundTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A materialization that can be run."""
+class MaterializationTask:
+    """A materialization that can be run (`session.RunnableTask`)."""
 
-    task: Task
+    sink_task: SinkTask
     """As its connector sees it."""
-    runtime: runtime.Task
-    """As its leader's machines see it."""
+    leader_task: LeaderTask
+    """As its leader's machine sees it."""
     targets: tuple[BoundTarget, ...]
     log_level: int = logging.INFO
-    """From which on what the task logs is kept."""
     connector: Materialization = field(repr=False)
-    triggers: Triggers = field(repr=False)
+    webhooks: Webhooks = field(repr=False)
 
     @property
     def name(self) -> str:
-        return self.task.name
+        return self.sink_task.name
 
-    def session(self, *, transactions_max: int = 0, drain: bool = False) -> Built:
-        """The same for a session of so many transactions; `drain` finishes the last one wholly."""
-        limited = replace(self.runtime, transactions_max=transactions_max, drain=drain)
-        return replace(self, runtime=limited)
+    @property
+    def kind(self) -> TaskKindName:
+        return KIND
 
-    def resumed(self, bindings: frozenset[int]) -> Built:
-        """The same, of which documents of these bindings were stored before."""
-        return replace(self, task=replace(self.task, resumed=bindings))
+    async def run_session(self, world: World, control: Control) -> Ended:
+        return await run_session(self, world, control)
 
-    def quiet(self) -> Built:
-        """The same without its webhooks: nobody is told of what is only a preview."""
-        silent = replace(self.runtime, has_triggers=False)
-        return replace(self, runtime=silent, triggers=Triggers(self.name, ()))
+    def resumed(self, bindings: frozenset[int]) -> MaterializationTask:
+        """Return the same task, knowing which bindings have stored documents before."""
+        return replace(self, sink_task=replace(self.sink_task, resumed=bindings))
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -100,8 +100,12 @@ class Built:
 
     @property
     def applied(self) -> bytes:
-        """What `apply` brings the endpoint to, as bytes that are equal for equal tasks."""
-        return encode_task(self.task)
+        """The spec that `apply` brings the endpoint to; equal tasks have equal bytes."""
+        return encode_task(self.sink_task)
+
+    def decode_applied(self, data: bytes) -> SinkTask:
+        """Return the task that was applied before, from its bytes."""
+        return decode_task(data)
 
 
 def build(
@@ -111,10 +115,10 @@ def build(
     *,
     shards: int | None = None,
     name: str | None = None,
-) -> Built:
+) -> MaterializationTask:
     """Negotiate the fields of every active binding, and choose how each is kept.
 
-    `connect` makes the connector of an endpoint; the second argument says whose it is, for errors.
+    `connect` makes the connector of an endpoint; the second argument names the task, for errors.
     Asks the endpoint what is there. Blocks. `name` is what the task is called, there and in its
     log, if that is not what the catalog calls it.
     """
@@ -128,19 +132,19 @@ def build(
         )
     targets = tuple(_bound(spec, binding, connector) for binding in bindings)
     _check_locations(spec, targets, connector)
-    triggers = Triggers(spec.name, spec.triggers.hooks if spec.triggers else ())
-    return Built(
-        task=Task(
+    webhooks = Webhooks(spec.name, spec.triggers.hooks if spec.triggers else ())
+    return MaterializationTask(
+        sink_task=SinkTask(
             name=name or spec.name,
             config=spec.endpoint.config,
             targets=tuple(target.target for target in targets),
             renamed_from=spec.renamed_from,
         ),
-        runtime=runtime.Task(
+        leader_task=LeaderTask(
             name=name or spec.name,
             build=specs.fingerprint(spec)[:16],
             image=spec.endpoint.image or "",
-            bindings=_runtime_bindings(spec, bindings),
+            bindings=_leader_bindings(spec, bindings),
             shards=shards or spec.shards.count or 1,
             policy=ClosePolicy(
                 open_age=Band(
@@ -149,22 +153,22 @@ def build(
             ),
             pattern=connector.pattern,
             flush_barrier=connector.flush_barrier,
-            has_triggers=bool(triggers),
+            has_triggers=bool(webhooks),
         ),
         targets=targets,
         log_level=_LEVELS[spec.shards.log_level],
         connector=connector,
-        triggers=triggers,
+        webhooks=webhooks,
     )
 
 
-def _runtime_bindings(
+def _leader_bindings(
     spec: MaterializationSpec, bindings: Sequence[Binding]
-) -> tuple[runtime.Binding, ...]:
-    """By index, so disabled ones have a place too; nothing is ever reported of them."""
+) -> tuple[LeaderBinding, ...]:
+    """Return bindings by index: disabled ones have a place, and nothing is reported of them."""
     active = {binding.index: binding.state_key for binding in bindings}
     return tuple(
-        runtime.Binding(collection=given.source.collection, state_key=active.get(index, ""))
+        LeaderBinding(collection=given.source.collection, state_key=active.get(index, ""))
         for index, given in enumerate(spec.bindings)
     )
 
@@ -254,15 +258,15 @@ def _check_locations(
 # ------------------------------------------------------------------------------ applied, as bytes
 
 _encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda frozen: frozen.value)
-_decoder = msgspec.json.Decoder(Task, dec_hook=lambda kind, value: kind(value))
+_decoder = msgspec.json.Decoder(SinkTask, dec_hook=lambda kind, value: kind(value))
 _NO_CONFIG = Frozen({})
 
 
-def encode_task(task: Task) -> bytes:
-    """A task as bytes, to be compared and kept; its configuration and progress stay out."""
+def encode_task(task: SinkTask) -> bytes:
+    """Encode a task to be compared and kept, without its configuration and progress."""
     return _encoder.encode(replace(task, config=_NO_CONFIG, resumed=frozenset()))
 
 
-def decode_task(data: bytes) -> Task:
-    """The task that `encode_task` wrote."""
+def decode_task(data: bytes) -> SinkTask:
+    """Decode what `encode_task` wrote."""
     return _decoder.decode(data)

@@ -32,7 +32,7 @@ from penstock.model.schema import CompiledSchema
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec, FieldSelection
 from penstock.native.plan import Members, Node, ReductionPlan, Value
-from penstock.runtime.connector import Constraint, TargetField, Verdict
+from penstock.runtime.connector.materialize import Constraint, FieldVerdict, TargetField
 
 DOCUMENT: Final = "flow_document"
 """The field of the whole document."""
@@ -41,7 +41,7 @@ _CONTAINERS: Final = frozenset({Kind.STRUCT, Kind.MAP, Kind.ARRAY, Kind.JSON})
 
 
 class Mode(enum.Enum):
-    """How stored documents and new ones become one."""
+    """The way in which stored documents and new ones become one."""
 
     REPLACE = "the last document is stored as it is"
     PUSHDOWN = "the endpoint reduces stored and new values"
@@ -99,19 +99,19 @@ def _column_at(layout: Column, location: str) -> Column | None:
     return column
 
 
-def standard_verdict(field: TargetField, *, delta_updates: bool) -> Verdict:
-    """What an endpoint with typed columns thinks of a field, if it has no reason to differ."""
+def standard_verdict(field: TargetField, *, delta_updates: bool) -> FieldVerdict:
+    """Return the verdict of an endpoint with typed columns that has no reason to differ."""
     if field.is_document:
         if delta_updates:
-            return Verdict(constraint=Constraint.OPTIONAL, reason="nothing is loaded")
-        return Verdict(
+            return FieldVerdict(constraint=Constraint.OPTIONAL, reason="nothing is loaded")
+        return FieldVerdict(
             constraint=Constraint.RECOMMENDED, reason="stored documents are loaded from it"
         )
     if field.is_key:
-        return Verdict(constraint=Constraint.REQUIRED, reason="it is a part of the key")
+        return FieldVerdict(constraint=Constraint.REQUIRED, reason="it is a part of the key")
     if field.column.kind in _CONTAINERS:
-        return Verdict(constraint=Constraint.OPTIONAL, reason="it is stored as JSON")
-    return Verdict(constraint=Constraint.RECOMMENDED, reason="it has one type")
+        return FieldVerdict(constraint=Constraint.OPTIONAL, reason="it is stored as JSON")
+    return FieldVerdict(constraint=Constraint.RECOMMENDED, reason="it has one type")
 
 
 # ------------------------------------------------------------------------------------- selection
@@ -119,7 +119,7 @@ def standard_verdict(field: TargetField, *, delta_updates: bool) -> Verdict:
 
 def select(
     given: Sequence[TargetField],
-    verdicts: Mapping[str, Verdict],
+    verdicts: Mapping[str, FieldVerdict],
     selection: FieldSelection,
     *,
     where: str,
@@ -202,7 +202,7 @@ def choose(
     document_required: bool,
     can_reduce: Callable[[TargetField], bool],
 ) -> Selected:
-    """How the selected fields are kept: the cheapest mode that is right.
+    """Choose how the selected fields are kept: the cheapest mode that is right.
 
     `document_required`: the catalog asks for the document itself, which a push-down cannot keep.
     """

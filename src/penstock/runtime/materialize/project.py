@@ -18,8 +18,8 @@ from penstock.model import pointer
 from penstock.model.columns import Column, Kind
 from penstock.model.json_order import canonical_json
 from penstock.native.arrow import json_texts, to_json
-from penstock.native.types import arrow_type
-from penstock.runtime.connector import DELETE, TargetField
+from penstock.native.arrow_types import arrow_type
+from penstock.runtime.connector.materialize import DELETE, TargetField
 
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
@@ -28,7 +28,7 @@ _AS_JSON: Final = frozenset({Kind.STRUCT, Kind.MAP, Kind.ARRAY})
 
 
 def target_schema(fields: Sequence[TargetField]) -> pyarrow.Schema:
-    """What the rows of a target look like; connectors are given exactly this."""
+    """Return the schema of a target's rows; connectors are given exactly this."""
     columns = [pa.field(field.name, _stored_type(field.column)) for field in fields]
     schema: pyarrow.Schema = pa.schema([*columns, pa.field(DELETE, pa.bool_())])
     return schema

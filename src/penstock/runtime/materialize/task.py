@@ -21,8 +21,10 @@ from typing import Final
 from penstock.errors import UserError
 from penstock.model.clock import Clock
 from penstock.runtime.close_policy import ClosePolicy
-from penstock.runtime.connector import Pattern
+from penstock.runtime.connector.materialize import Pattern
 from penstock.runtime.stats import ShardName
+
+KIND: Final = "materialization"
 
 JOBS_MAX: Final = 2
 """Spark jobs of one transaction."""
@@ -39,7 +41,7 @@ class Plan(enum.Enum):
 
     @property
     def stages(self) -> bool:
-        """What is stored, and how much, is known before the hint."""
+        """True if everything to be stored is known before the hint."""
         return self is not Plan.BARRIER
 
 
@@ -51,7 +53,7 @@ class ApplyMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
+class LeaderBinding:
     """A source and its target; addressed by index here, and by its state key in storage."""
 
     collection: str
@@ -59,14 +61,14 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What does not change during a session."""
+class LeaderTask:
+    """A materialization as its leader's machine sees it; it does not change during a session."""
 
     name: str
     build: str = ""
     image: str = ""
     """The connector, as triggers name it."""
-    bindings: tuple[Binding, ...]
+    bindings: tuple[LeaderBinding, ...]
     shards: int = 1
     policy: ClosePolicy = _DEFAULT_POLICY
     pattern: Pattern
@@ -93,7 +95,7 @@ class Task:
             )
 
     def plan(self, *, tail_done: bool) -> Plan:
-        """How to run a transaction that is ripe now."""
+        """Return how to run a transaction that is ripe now."""
         if self.pattern is Pattern.DIRECT or self.flush_barrier:
             return Plan.BARRIER
         if tail_done or self.apply_mode is ApplyMode.SPARK or not self._has_long_tail:
@@ -102,17 +104,17 @@ class Task:
 
     @property
     def _has_long_tail(self) -> bool:
-        """Else it is two small records, for which to wait beats saving documents between jobs."""
+        """False if the tail is two small records: waiting for them beats a handoff between jobs."""
         return self.pattern is Pattern.APPLY or self.has_triggers
 
     @property
     def shard_name(self) -> ShardName:
-        return ShardName(kind="materialization", name=self.name, build=self.build)
+        return ShardName(kind=KIND, name=self.name, build=self.build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a session remembers from one transaction to the next."""
+    """Facts that a session remembers from one transaction to the next."""
 
     last_close: Clock
     max_keys: Mapping[int, bytes] = field(default_factory=dict)
@@ -120,4 +122,4 @@ class Memory:
     last_source_clocks: Mapping[str, Clock] = field(default_factory=dict)
     """Newest source document ever reported, by collection."""
     bytes_behind: Mapping[int, int] = field(default_factory=dict)
-    """By binding, since the session began."""
+    """Gauge by binding, since the session began."""

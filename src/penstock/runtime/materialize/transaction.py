@@ -1,4 +1,4 @@
-"""PURE: one transaction, from its first frontier to its commit; and the records it leaves.
+"""PURE: one transaction, from its first checkpoint to its commit; and the records it leaves.
 
     hint           its extents, before anything of it can be seen
     trigger hint   its trigger variables, if they were not known then
@@ -20,12 +20,15 @@ from penstock.model.clock import NEVER, Clock
 from penstock.model.frontier import EMPTY, Frontier
 from penstock.model.json_order import Json, canonical_json
 from penstock.model.producer_frontier import OBSERVED_FLOOR
-from penstock.runtime.materialize.messages import BindingReport, Loaded, Reports
-from penstock.runtime.materialize.task import Memory, Plan, Task
+from penstock.runtime.materialize.messages import Acknowledge, BindingReport, Reports, StartCommit
+from penstock.runtime.materialize.stats import BindingStats, by_collection
+from penstock.runtime.materialize.task import LeaderTask, Memory, Plan
 from penstock.runtime.patches import Patches
 from penstock.runtime.protocol import OutOfTurn
 from penstock.runtime.recovery import NO_INTENTS, EndpointCheckpoint, Persist
-from penstock.runtime.stats import BindingStats, materialization_stats, rfc3339
+from penstock.runtime.stats import rfc3339, transaction_stats
+from penstock.runtime.tail import Unfinished
+from penstock.shuffle.delivery import Checkpoint, Delivery
 
 K = TypeVar("K")
 V = TypeVar("V", bytes, Clock)
@@ -33,61 +36,61 @@ V = TypeVar("V", bytes, Clock)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """What has become of it so far."""
+    """A transaction as far as it got: the only record of it that there is (`ClosedTransaction`)."""
 
+    task: LeaderTask
+    before: Memory
+    """The session's memory when it opened."""
     opened: Clock
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """Checkpoints taken in so far."""
     extents: Frontier = field(default_factory=lambda: EMPTY)
-    reports: Mapping[int, BindingReport] = field(default_factory=dict)
-    """By binding, of all shards."""
-    combiner_bytes: Mapping[int, int] = field(default_factory=dict)
-    """By shard, as of the latest round."""
     read_docs: int = 0
     read_bytes: int = 0
+    reports: Mapping[int, BindingReport] = field(default_factory=dict)
+    """Counts of all shards, by binding."""
     sealed: bool = False
     """Its input is gathered already."""
     closed: Clock = NEVER
     plan: Plan = Plan.FUSED
     hinted: bool = False
     patches: Patches = ()
-    """Of its flush."""
+    """Patches of its flush."""
     intents: Intents = NO_INTENTS
 
     # Opening and extending
 
-    def extend(self, frontier: Frontier) -> Transaction:
-        """With one more frontier.
+    def extend(self, checkpoint: Checkpoint) -> Transaction:
+        """Take one more checkpoint in.
 
         A checkpoint without unresolved hints completes the peeks before it: hints of theirs that it
         does not resolve were given up by the shuffle.
         """
-        extents = self.extents.reduce(frontier)
-        if not frontier.unresolved_hints:
+        extents = self.extents.reduce(checkpoint.frontier)
+        if not checkpoint.is_peek:
             extents = extents.clear_discharged_hints()
-        return replace(self, extents=extents)
-
-    def measure(self, loaded: Loaded) -> Transaction:
-        """With what a shard says of a round."""
         return replace(
             self,
-            combiner_bytes={**self.combiner_bytes, loaded.shard: loaded.combiner_bytes},
-            read_docs=self.read_docs + loaded.read_docs,
-            read_bytes=self.read_bytes + loaded.read_bytes,
+            checkpoints=(*self.checkpoints, checkpoint),
+            extents=extents,
+            read_docs=self.read_docs + checkpoint.documents,
+            read_bytes=self.read_bytes + checkpoint.bytes,
         )
 
-    def fold(self, shard: int, reports: Reports, task: Task) -> Transaction:
-        """With what a shard counted."""
-        folded = dict(self.reports)
+    def fold(self, reports: Reports) -> Transaction:
+        """Add what shards counted."""
+        folded, task = dict(self.reports), self.task
         for report in reports:
             at = report.binding
             if not 0 <= at < len(task.bindings):
                 raise OutOfTurn(
-                    f"shard {shard} reports binding {at}",
+                    f"shard {report.shard} reports binding {at}",
                     where=task.name,
                     why=f"the task has {len(task.bindings)}, from 0",
                 )
             if self.hinted and report.max_key > self._max_key(at):
                 raise Bug(
-                    f"shard {shard} stored a key of binding {at} that was not announced",
+                    f"shard {report.shard} stored a key of binding {at} that was not announced",
                     where=task.name,
                     why="a greatest key that is durable too late makes rows look absent",
                 )
@@ -119,34 +122,45 @@ class Transaction:
 
     # What it adds up to
 
+    def deliveries(self) -> dict[int, list[Delivery]]:
+        """Return the rows it reads, by binding."""
+        found: dict[int, list[Delivery]] = {}
+        for checkpoint in self.checkpoints:
+            for delivery in checkpoint.deliveries:
+                found.setdefault(delivery.binding, []).append(delivery)
+        return found
+
     @property
     def max_keys(self) -> dict[int, bytes]:
         """Greatest keys that are greater than what was stored before."""
         return {at: report.max_key for at, report in self.reports.items() if report.max_key}
 
-    def source_clocks(self, task: Task) -> dict[str, Clock]:
+    @property
+    def source_clocks(self) -> dict[str, Clock]:
         """Newest source document, by collection."""
         newest: dict[str, Clock] = {}
         for at, report in self.reports.items():
             if report.clock_max != NEVER:
-                collection = task.bindings[at].collection
+                collection = self.task.bindings[at].collection
                 newest[collection] = max(newest.get(collection, NEVER), report.clock_max)
         return newest
 
-    def after(self, memory: Memory, task: Task) -> Memory:
-        """What a session remembers once this transaction is committed."""
-        bytes_behind = dict(memory.bytes_behind)
+    def memory(self) -> Memory:
+        """Return the session's memory once this transaction is committed."""
+        before = self.before
+        bytes_behind = dict(before.bytes_behind)
         for binding, delta in self.extents.bytes_behind().items():
             bytes_behind[binding] = bytes_behind.get(binding, 0) + delta
         return Memory(
             last_close=self.closed,
-            max_keys=_greatest(memory.max_keys, self.max_keys),
-            last_source_clocks=_greatest(memory.last_source_clocks, self.source_clocks(task)),
+            max_keys=_greatest(before.max_keys, self.max_keys),
+            last_source_clocks=_greatest(before.last_source_clocks, self.source_clocks),
             bytes_behind=bytes_behind,
         )
 
-    def trigger_params(self, task: Task) -> bytes | None:
-        """The variables of its triggers; none if there are no triggers, or nothing was stored."""
+    def trigger_params(self) -> bytes | None:
+        """Return its triggers' variables; None if there are no triggers, or nothing was stored."""
+        task = self.task
         stored = [report for _, report in sorted(self.reports.items()) if report.stored.docs]
         if not stored or not task.has_triggers:
             return None
@@ -162,63 +176,71 @@ class Transaction:
         }
         return canonical_json(params).encode()
 
-    def stats(self, memory: Memory, task: Task) -> dict[str, Json]:
-        """Its stats document."""
-        after = self.after(memory, task)
-        nothing = BindingReport(binding=0)
+    # Publishing (`runtime/tail.py`)
+
+    def stats(self) -> dict[str, Json]:
+        """Its statistics document."""
+        after, nothing = self.memory(), BindingReport(binding=0)
         counted = [
-            (at, binding, self.reports.get(at, nothing)) for at, binding in enumerate(task.bindings)
+            (at, binding, self.reports.get(at, nothing))
+            for at, binding in enumerate(self.task.bindings)
         ]
-        return materialization_stats(
-            task.shard_name,
+        content = by_collection(
+            BindingStats(
+                collection=binding.collection,
+                loaded=report.loaded,
+                sourced=report.sourced,
+                stored=report.stored,
+                bytes_behind=after.bytes_behind.get(at, 0),
+                last_source=after.last_source_clocks.get(binding.collection, NEVER),
+            )
+            for at, binding, report in counted
+        )
+        return transaction_stats(
+            self.task.shard_name,
             open_clock=self.opened,
             close_clock=self.closed,
-            bindings=[
-                BindingStats(
-                    collection=binding.collection,
-                    loaded=report.loaded,
-                    sourced=report.sourced,
-                    stored=report.stored,
-                    bytes_behind=after.bytes_behind.get(at, 0),
-                    last_source=after.last_source_clocks.get(binding.collection, NEVER),
-                )
-                for at, binding, report in counted
-            ],
+            section="materialize",
+            content=content,
         )
 
-    # What it leaves behind
+    def with_intents(self, intents: Intents) -> Transaction:
+        return replace(self, intents=intents)
 
-    @property
-    def checkpoint(self) -> EndpointCheckpoint:
-        """For an endpoint that commits by itself, and may then be ahead of the log."""
-        return EndpointCheckpoint(close=self.closed, ack_intents=self.intents)
+    def start_commit(self) -> StartCommit:
+        """An endpoint that commits by itself may then be ahead of the log."""
+        checkpoint = EndpointCheckpoint(close=self.closed, ack_intents=self.intents)
+        return StartCommit(close=self.closed, checkpoint=checkpoint, patches=self.patches)
 
-    def hint(self, task: Task) -> Persist:
-        """Before the first effect. Of a BARRIER, what will be stored is not known yet."""
+    def hint(self) -> Persist:
+        """The record before the first effect. A BARRIER does not know yet what it will store."""
         return Persist(
             hinted_close=self.closed,
             hinted_frontier=self.extents,
             patches=self.patches,
             max_keys=self.max_keys,
-            last_source_clocks=self.source_clocks(task),
-            hinted_trigger_params=self.trigger_params(task) if self.plan.stages else None,
+            last_source_clocks=self.source_clocks,
+            hinted_trigger_params=self.trigger_params() if self.plan.stages else None,
             delete_hinted_trigger_params=True,
         )
 
-    def commit(self, task: Task, patches: Patches) -> Persist:
-        """What makes it count. `patches` are those of its `StartCommit`."""
+    def commit(self, patches: Patches) -> Persist:
+        """The record that makes it count."""
         return Persist(
             committed_close=self.closed,
             committed_frontier=self.extents,
             ack_intents=self.intents,
             patches=patches,
-            trigger_params=self.trigger_params(task),
+            trigger_params=self.trigger_params(),
             delete_hinted_trigger_params=True,
             max_keys={} if self.hinted else self.max_keys,
-            last_source_clocks={} if self.hinted else self.source_clocks(task),
+            last_source_clocks={} if self.hinted else self.source_clocks,
         )
+
+    def unfinished(self, patches: Patches) -> Unfinished:
+        return Unfinished(acknowledge=Acknowledge(patches=patches), intents=self.intents)
 
 
 def _greatest(a: Mapping[K, V], b: Mapping[K, V]) -> dict[K, V]:
-    """Each key with the greater of its values."""
+    """Return each key with the greater of its values."""
     return {key: max(side[key] for side in (a, b) if key in side) for key in (*a, *b)}

@@ -89,14 +89,13 @@ class CheckpointPart(_message.Message):
     def __init__(self, checkpoint: _Optional[int] = ..., frontier: _Optional[bytes] = ..., journals: _Optional[_Iterable[str]] = ..., fragments: _Optional[_Iterable[bytes]] = ..., deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("continued", "journal", "binding", "producer", "commit", "bytes", "lsn", "rows", "level")
+    __slots__ = ("continued", "journal", "binding", "producer", "commit", "bytes", "rows", "level")
     CONTINUED_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     BINDING_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    LSN_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     continued: bool
@@ -105,10 +104,9 @@ class Delivery(_message.Message):
     producer: int
     commit: int
     bytes: int
-    lsn: int
     rows: _containers.RepeatedCompositeFieldContainer[VisibleRows]
     level: int
-    def __init__(self, continued: _Optional[bool] = ..., journal: _Optional[int] = ..., binding: _Optional[int] = ..., producer: _Optional[int] = ..., commit: _Optional[int] = ..., bytes: _Optional[int] = ..., lsn: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[VisibleRows, _Mapping]]] = ..., level: _Optional[int] = ...) -> None: ...
+    def __init__(self, continued: _Optional[bool] = ..., journal: _Optional[int] = ..., binding: _Optional[int] = ..., producer: _Optional[int] = ..., commit: _Optional[int] = ..., bytes: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[VisibleRows, _Mapping]]] = ..., level: _Optional[int] = ...) -> None: ...
 
 class VisibleRows(_message.Message):
     __slots__ = ("fragment", "run", "clock_gt", "running_max")

@@ -1,0 +1,1 @@
+"""Benchmarks: each workload measures Penstock and its peers in the same run."""

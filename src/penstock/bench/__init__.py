@@ -1,1 +1,0 @@
-"""Benchmarks, each with its peers in the same run."""

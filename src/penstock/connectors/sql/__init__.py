@@ -1,0 +1,1 @@
+"""A sink for SQL databases, of which a database is a dialect."""

@@ -1,0 +1,1 @@
+"""The transport that every gRPC service and its clients share; knows nothing of Penstock."""

@@ -1,0 +1,1 @@
+"""Helpers of the tests: strategies, oracles, simulated tasks and stores that fail on purpose."""
