@@ -12,9 +12,10 @@ from penstock.catalog import reading
 from penstock.catalog.load import Code
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key, key_type
-from penstock.catalog.sqlite_lambdas import LambdaDatabase, Mistake, check_parameters
+from penstock.catalog.sqlite_lambdas import LambdaDatabase, check_parameters
 from penstock.catalog.tasks import MAX_TXN_S, build_endpoint
 from penstock.model.spec import DerivationSpec, Source, Transform
+from penstock.runtime.derive.mistakes import Mistake
 
 KeyType: TypeAlias = Literal["boolean", "integer", "string"]
 Engine: TypeAlias = Literal["sqlite", "spark", "python", "local", "connector"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from penstock.catalog.diagnostics import nearest
+from penstock.runtime.derive.mistakes import Mistake
 
 _STEPS_MAX = 5_000_000
 _OUTSIDE = {
@@ -22,16 +22,6 @@ _OUTSIDE = {
 }
 _NOISE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _PARAMETER = re.compile(r"(?<![\w$])\$([A-Za-z_][\w$]*)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """Something wrong with a block of SQL, at an offset in it."""
-
-    code: str
-    offset: int
-    message: str
-    hint: str | None = None
 
 
 def parameter(field: str) -> str:

@@ -1,0 +1,1 @@
+"""Derivations: collections that are computed from others, transaction by transaction."""
