@@ -13,7 +13,6 @@ left running: there is one per process, and others may use it.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.batch import TaskRun, open_world, run_until, tasks_to_run
+from penstock.batch import TaskRun, open_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.append import append_documents
 from penstock.catalog.build import load_catalog
@@ -35,7 +34,7 @@ from penstock.deployment import check_not_lost
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
-from penstock.journal.follower import LoopThread, current_revision
+from penstock.journal.follower import LoopThread
 from penstock.journal.journals import Journal, Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
@@ -130,10 +129,10 @@ class Penstock:
         return self._thread.run(self._append(collection, _lines(documents)))
 
     def run(self, *tasks: str, shards: int | None = None) -> tuple[TaskRun, ...]:
-        """Run the materializations of the catalog, or those named, until they have caught up.
+        """Run the tasks of the catalog, or those named, until all of them have caught up.
 
-        What is there when it is called is processed when it returns. One task that fails does not
-        stop another: all are run, and then the first error is raised.
+        What is there when it is called is processed when it returns, through all derivations. One
+        task that fails does not stop another: all are run, and then the first error is raised.
         """
         return self._thread.run(self._run(tasks, shards))
 
@@ -181,11 +180,8 @@ class Penstock:
     async def _run(self, names: Sequence[str], shards: int | None) -> tuple[TaskRun, ...]:
         catalog = await desired.load(self._store)
         specs = tasks_to_run(catalog, names)
-        until = await current_revision(self._store)
         world = await open_world(self._settings, self._store)
-        outcomes = await asyncio.gather(
-            *(run_until(catalog, spec, world, until, shards=shards) for spec in specs)
-        )
+        outcomes = await run_graph(catalog, specs, world, shards=shards)
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
