@@ -60,3 +60,28 @@ class SumsAtWork:
 
     def close(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Publishes a document for each letter of a text; keeps no state."""
+
+    stateful: bool = False
+
+    def open(self, context: ShardContext) -> SplittingAtWork:
+        return SplittingAtWork()
+
+
+class SplittingAtWork:
+    def process(self, reads: Iterable[SourceRead]) -> Iterator[tuple[int, Document]]:
+        for at, read in enumerate(reads):
+            text = read.document["text"]
+            assert isinstance(text, str)
+            for letter in text:
+                yield at, {"letter": letter, "count": 1, "last": read.document["id"], "all": [text]}
+
+    def finish(self) -> Finished:
+        return Finished()
+
+    def close(self) -> None:
+        pass

@@ -1,8 +1,7 @@
-"""Derivations that keep state: documents in order, state over transactions, failures that are named."""
+"""Derivations that keep state: order, state over transactions, failures that are named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 
 from penstock.runtime.derive import build, row_jobs
 from runtime.derive.deriving import RunningSums
-from runtime.sessions import Place, task
+from runtime.sessions import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,9 +63,7 @@ def numbers(start: int, count: int) -> list[Document]:
 
 
 def expected(docs: list[Document]) -> dict[str, list[int]]:
-    return {
-        key: list(accumulate(doc["n"] for doc in docs if doc["key"] == key)) for key in "abc"
-    }
+    return {key: list(accumulate(doc["n"] for doc in docs if doc["key"] == key)) for key in "abc"}
 
 
 def sums(place: Place) -> dict[str, list[int]]:

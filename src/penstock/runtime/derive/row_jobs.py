@@ -349,9 +349,8 @@ class _Rows:
         """Return a batch of one source: its columns, then stamps, then perhaps others."""
         at = len(arrow_schema(source.root))
         stamps = Stamps.of(batch.select(batch.schema.names[at : at + 3]))
-        return cls._stamped(
-            stamps, _documents(batch, source.root), itertools.repeat(source.transform)
-        )
+        transforms = [source.transform] * batch.num_rows
+        return cls._stamped(stamps, _documents(batch, source.root), transforms)
 
     @classmethod
     def routed(cls, batch: pyarrow.RecordBatch, sources: Mapping[int, RowSource]) -> _Rows:

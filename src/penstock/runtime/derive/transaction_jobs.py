@@ -304,14 +304,14 @@ class DeriveJobs:
             self._transformed(opened, self._bindings[at], deliveries[at], frame)
             for at, frame in frames.items()
         ]
-        return functools.reduce(lambda left, right: left.unionByName(right), made)
+        united: DataFrame = functools.reduce(lambda left, right: left.unionByName(right), made)
+        return united
 
     def _transformed(
         self, opened: _Opened, binding: Binding, deliveries: Sequence[Delivery], frame: DataFrame
     ) -> DataFrame:
         from penstock.runtime.derive import row_jobs
         from penstock.runtime.derive.publish_jobs import ORDER
-        from penstock.runtime.derive.spark_engine import SparkTransform
 
         task, at = self._task, binding.index
         frame = self._checked(binding, deliveries, frame)
@@ -323,6 +323,8 @@ class DeriveJobs:
                 frame, task.engine, source, self._row_target(), self.files, ordered=task.ordered
             )
         if at not in opened.transforms:
+            from penstock.runtime.derive.spark_engine import SparkTransform
+
             opened.transforms[at] = SparkTransform(
                 task.lambdas[at], binding.collection, task.target.spec
             )
