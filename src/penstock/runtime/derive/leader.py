@@ -107,6 +107,8 @@ class DeriveSession(ReadingSession[DeriveLeader]):
         finally:
             self._jobs.close()
             await self.shuffle.close()
+            if self.publisher.is_preview and self.control.drain:
+                await asyncio.to_thread(self._jobs.files.remove_all)
         return Ended.STOPPED
 
     async def execute(self, action: Action) -> Event:

@@ -59,6 +59,11 @@ class BlobStateFiles:
             if name not in named and not name.startswith(f"{self.epoch}-"):
                 self.blobs.delete(found.path)
 
+    def remove_all(self) -> None:
+        """Remove the files of a task that is over for good."""
+        for found in list(self.blobs.list(self._directory)):
+            self.blobs.delete(found.path)
+
 
 def texts(state: Json) -> Iterable[str]:
     """Yield every text in a state: the names of its files are among them."""
