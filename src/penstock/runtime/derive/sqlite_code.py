@@ -177,6 +177,8 @@ def refusal(action: int, name: str | None, argument: str | None, *, migrating: b
     """Return why a lambda or migration may not do what SQLite's authorizer asks about."""
     if action in _OUTSIDE:
         return _OUTSIDE[action]
+    if action == apsw.SQLITE_FUNCTION and (argument or "").lower() == "load_extension":
+        return "load_extension reaches outside the derivation's database"
     if action in _TEMPORARY:
         return "temporary tables end with the transaction, whose end the runtime chooses"
     if action in _SCHEMA_CHANGES and not migrating:
