@@ -146,9 +146,10 @@ def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
     collections = []
     for name, node in scope.defined["collections"].items():
         derive = node.get("derive")
-        derivation = build_derivation(derive, scope, environ) if derive else None
-        if built := scope.collections.get(name):
-            collections.append(dataclasses.replace(built.spec, derivation=derivation))
+        target = scope.collections.get(name)
+        derivation = build_derivation(derive, target, scope, environ) if derive else None
+        if target is not None:
+            collections.append(dataclasses.replace(target.spec, derivation=derivation))
     captures = [
         build_capture(name, node, scope, environ)
         for name, node in scope.defined["captures"].items()
