@@ -38,11 +38,7 @@ _BEGINS: Final = {
 """Tokens that a query may begin with."""
 
 _STATEMENTS: Final = frozenset(
-    """
-    ADD ALTER ANALYZE BEGIN CACHE CALL CLEAR COMMENT COMMIT COPY CREATE DECLARE DELETE DESC DESCRIBE DFS
-    DROP EXECUTE EXPLAIN EXPORT GRANT IMPORT INSERT LIST LOAD LOCK MERGE MSCK OPTIMIZE REFRESH
-    REPAIR REPLACE RESET REVOKE ROLLBACK SET SHOW START TRUNCATE UNCACHE UNLOCK UPDATE USE VACUUM
-    """.split()
+    ["ADD", "ALTER", "ANALYZE", "BEGIN", "CACHE", "CALL", "CLEAR", "COMMENT", "COMMIT", "COPY", "CREATE", "DECLARE", "DELETE", "DESC", "DESCRIBE", "DFS", "DROP", "EXECUTE", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "INSERT", "LIST", "LOAD", "LOCK", "MERGE", "MSCK", "OPTIMIZE", "REFRESH", "REPAIR", "REPLACE", "RESET", "REVOKE", "ROLLBACK", "SET", "SHOW", "START", "TRUNCATE", "UNCACHE", "UNLOCK", "UPDATE", "USE", "VACUUM"]
 )
 """First words of statements that are no queries."""
 
@@ -79,6 +75,7 @@ class SyntaxMistake(Exception):
 
     offset: int
     message: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,9 @@ class QueryText:
         try:
             tokens = dialect.tokenize(text)
         except TokenError:
-            raise SyntaxMistake(max(len(text) - 1, 0), "a text or a comment is not closed") from None
+            raise SyntaxMistake(
+                max(len(text) - 1, 0), "a text or a comment is not closed"
+            ) from None
         _check_tokens(tokens)
         parser = _Parser(dialect=dialect, error_level=ErrorLevel.IMMEDIATE)
         try:
@@ -121,6 +120,11 @@ class QueryText:
         marks = {token.start for token in self.tokens if token.token_type is TokenType.SEMICOLON}
         return "".join(" " if at in marks else c for at, c in enumerate(self.text))
 
+    def second_statement(self) -> int:
+        """Return where the second of several statements begins."""
+        ended = [t.start for t in self.tokens if t.token_type is TokenType.SEMICOLON]
+        return next(int(t.start) for t in self.tokens if ended and t.start > ended[0])
+
     def line(self, offset: int) -> int:
         """The line of an offset, from one."""
         return self.text.count("\n", 0, offset) + 1
@@ -133,7 +137,10 @@ class QueryText:
     def start(self, node: exp.Expression) -> int:
         """Return where a part begins: at its first name, function or star whose place is known."""
         starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
-        return min(starts, default=max(node.meta.get(_STOP, 0), 0))
+        if starts:
+            return int(min(starts))
+        stop = node.meta.get(_STOP)
+        return next((int(t.start) for t in self.tokens if t.end == stop), 0)
 
     def keyword(self, node: exp.Expression, *kinds: TokenType, words: Iterable[str] = ()) -> int:
         """Return where the keyword of a clause is: the last one before its end at its own depth."""
@@ -193,7 +200,8 @@ def _check_tokens(tokens: Sequence[Token]) -> None:
         raise SyntaxMistake(int(tokens[0].start), f'near "{tokens[0].text}": syntax error')
     if tokens[0].token_type not in _BEGINS:
         word = tokens[0].text.upper()
-        raise SyntaxMistake(int(tokens[0].start), f"{word} is not a query")
+        hint = "a lambda is one query, such as select … from source"
+        raise SyntaxMistake(int(tokens[0].start), f"{word} is not a query", hint)
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.token_type is TokenType.COMMA and (
             following is None or following.token_type in _ENDS_LIST
@@ -214,4 +222,5 @@ def _syntax_mistake(error: ParseError, text: str, tokens: Sequence[Token]) -> Sy
     description = str(found.get("description") or "").split("\n")[0].rstrip(".")
     if not description or "<class" in description or "Unexpected token" in description:
         description = "syntax error"
-    return SyntaxMistake(offset, f'near "{near}": {description}' if near else description)
+    quote = "a name that is a keyword needs backquotes" if near.isidentifier() else None
+    return SyntaxMistake(offset, f'near "{near}": {description}' if near else description, quote)
