@@ -26,6 +26,7 @@ from penstock.cli import (
     run,
     shuffle,
     task,
+    test,
     verify,
 )
 from penstock.cli.frame import register, stdout
@@ -63,6 +64,7 @@ def _penstock(
 
 register(app, init.init)
 register(app, check.check)
+register(app, test.run_tests, "test")
 register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)

@@ -1,22 +1,66 @@
-"""The languages of derivations: what runs the code of each."""
+"""The languages of derivations: which code runs the transforms of one.
+
+The modules of languages are imported when they are needed: their libraries take longer to load than
+most commands run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
+from penstock.errors import Bug, UserError
 from penstock.model.spec import Catalog, CollectionSpec
 from penstock.runtime.derive.engine import RowEngine
 
-if TYPE_CHECKING:
-    from penstock.runtime.derive.spark_sql import SparkLambda
-
 
 def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None:
-    """Return what runs a derivation's code one by one; None if Spark runs it as queries."""
-    raise NotImplementedError
+    """Return the code of a derivation that works on documents; None if it works on frames."""
+    derivation = collection.derivation
+    if derivation is None:
+        raise Bug(f"{collection.name} is not derived")
+    match derivation.using:
+        case "sqlite":
+            from penstock.runtime.derive.sqlite_engine import SqliteEngine
+
+            return SqliteEngine.of(catalog, collection)
+        case "python":
+            from penstock.runtime.derive.python_engine import PythonEngine
+
+            return PythonEngine.of(catalog, collection)
+        case "spark":
+            return None
+        case "local" | "connector":
+            raise UserError(
+                f"derivations by `using: {derivation.using}` do not run here",
+                where=f"derivation {collection.name}",
+                why="only sqlite, spark and python are known",
+                fix="write its transforms in one of them",
+            )
 
 
-def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> Mapping[int, SparkLambda]:
-    """Return the queries of a derivation, by transform."""
-    raise NotImplementedError
+def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> dict[int, SparkLambda]:
+    """Return the queries of a derivation that works on frames, by transform."""
+    from penstock.runtime.derive.spark_sql import judge_lambda
+
+    derivation = collection.derivation
+    if derivation is None:
+        raise Bug(f"{collection.name} is not derived")
+    found = {}
+    for at, transform in enumerate(derivation.transforms):
+        source = catalog.collection(transform.source.collection)
+        if transform.disable or source is None:
+            continue
+        judged = judge_lambda(
+            transform.code or "",
+            source=source,
+            target=collection,
+            views=dict(derivation.views),
+            nonlinear=derivation.nonlinear,
+        )
+        if isinstance(judged, list):
+            raise UserError(
+                judged[0].message,
+                where=f"derivation {collection.name}, transform {transform.name}",
+                why="`penstock check` shows the place",
+                fix=judged[0].hint,
+            )
+        found[at] = judged
+    return found
