@@ -122,7 +122,11 @@ def test_the_draft_of_a_file_goes_with_its_parts(tmp_path: Path) -> None:
 SIBLINGS = """
   type: object
   properties:
-    a: {$ref: '#/definitions/thing', required: [k], allOf: [{required: [j]}], reduce: {strategy: merge}}
+    a:
+      $ref: '#/definitions/thing'
+      required: [k]
+      allOf: [{required: [j]}]
+      reduce: {strategy: merge}
     whole: {$ref: '#/definitions/thing'}
   definitions:
     thing: {type: object, properties: {k: {type: integer}, $ref: {type: string}}}
