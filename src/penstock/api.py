@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.batch import TaskRun, open_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.append import append_documents
-from penstock.catalog.build import load_catalog
+from penstock.catalog.build import build_valid
 from penstock.catalog.collection_lookup import find_collection
 from penstock.catalog.desired import ApplyResult
-from penstock.catalog.evolution import fits_documents
-from penstock.connectors.builtin import locate
+from penstock.catalog.evolution import fits_stored
+from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
 from penstock.deployment import check_not_lost
 from penstock.engine import EngineOptions, open_spark
@@ -117,9 +117,9 @@ class Penstock:
     def apply(self, *catalogs: str | Path) -> ApplyResult:
         """Check catalogs and record them as what shall run here; what they leave out is removed."""
         paths = [Path(path) for path in catalogs]
-        given = load_catalog(paths, environ=os.environ, locate=locate)
-        check = fits_documents(self._store)
-        return self._thread.run(desired.apply(self._store, given, check=check))
+        given = build_valid(paths, environ=os.environ, connectors=BUILTIN)
+        check = fits_stored(self._store, given.collections)
+        return self._thread.run(desired.apply(self._store, given.catalog, check=check))
 
     def append(self, collection: str, documents: Iterable[Mapping[str, Any]]) -> int:
         """Append documents as one transaction, and return how many they were.

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.catalog import reading
+from penstock.catalog.connectors import check_endpoint
 from penstock.catalog.load import Code
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key, key_type
 from penstock.catalog.sqlite_lambdas import LambdaDatabase
-from penstock.catalog.tasks import MAX_TXN_S, build_endpoint
+from penstock.catalog.tasks import MAX_TXN_S, build_endpoint, never_runs
 from penstock.model.json_order import ABSENT
 from penstock.model.shape import locate
 from penstock.model.spec import DerivationSpec, Source, Transform
@@ -53,7 +54,11 @@ class _Draft:
 
 
 def build_derivation(
-    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
+    collection: Node,
+    node: Node,
+    target: Known | None,
+    scope: Scope,
+    environ: Mapping[str, str] | None,
 ) -> DerivationSpec | None:
     """Build the `derive` stanza of a collection; None if it names no supported engine.
 
@@ -69,6 +74,11 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
+    disabled = never_runs(node) or reading.flag(collection, "delete")
+    if not disabled:
+        _check_enabled(transforms_node, scope)
+    if engine in ("local", "connector"):
+        check_endpoint("derivation", using, (), scope.sources, scope.connectors, disabled=disabled)
     if using is None or engine is None:
         return None
     inner = using.members[engine]
@@ -118,6 +128,19 @@ def _transform(draft: _Draft, source: Source) -> Transform:
         disable=reading.flag(draft.node, "disable"),
         backfill=reading.whole(draft.node, "backfill", 0),
     )
+
+
+def _check_enabled(transforms: Node | None, scope: Scope) -> None:
+    """Warn of a derivation that reads nothing. One without any transform is a wrong form."""
+    items = transforms.items if transforms else ()
+    if transforms and items and all(reading.flag(item, "disable") for item in items):
+        scope.sources.error(
+            transforms,
+            "W-DISABLED",
+            "all transforms are disabled: the derivation runs, reads nothing and publishes nothing",
+            hint="enable one, or disable the whole derivation with shards: {disable: true}",
+            at=transforms.key_at,
+        )
 
 
 def _check_names(drafts: Sequence[_Draft], scope: Scope) -> None:

@@ -94,7 +94,6 @@ async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
-    from penstock.connectors.builtin import idle_tasks
 
     loop = asyncio.get_running_loop()
     until = None if limit_s is None else loop.time() + limit_s
@@ -103,8 +102,6 @@ async def _run(
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
-            for each in () if names else idle_tasks(catalog):
-                stderr.print(f"{each.name} does not run: {each.why}", markup=False)
             world = await open_world(settings, store, ends=True)
         handle = StopHandle()
 

@@ -38,7 +38,52 @@ _BEGINS: Final = {
 """Tokens that a query may begin with."""
 
 _STATEMENTS: Final = frozenset(
-    ["ADD", "ALTER", "ANALYZE", "BEGIN", "CACHE", "CALL", "CLEAR", "COMMENT", "COMMIT", "COPY", "CREATE", "DECLARE", "DELETE", "DESC", "DESCRIBE", "DFS", "DROP", "EXECUTE", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "INSERT", "LIST", "LOAD", "LOCK", "MERGE", "MSCK", "OPTIMIZE", "REFRESH", "REPAIR", "REPLACE", "RESET", "REVOKE", "ROLLBACK", "SET", "SHOW", "START", "TRUNCATE", "UNCACHE", "UNLOCK", "UPDATE", "USE", "VACUUM"]
+    [
+        "ADD",
+        "ALTER",
+        "ANALYZE",
+        "BEGIN",
+        "CACHE",
+        "CALL",
+        "CLEAR",
+        "COMMENT",
+        "COMMIT",
+        "COPY",
+        "CREATE",
+        "DECLARE",
+        "DELETE",
+        "DESC",
+        "DESCRIBE",
+        "DFS",
+        "DROP",
+        "EXECUTE",
+        "EXPLAIN",
+        "EXPORT",
+        "GRANT",
+        "IMPORT",
+        "INSERT",
+        "LIST",
+        "LOAD",
+        "LOCK",
+        "MERGE",
+        "MSCK",
+        "OPTIMIZE",
+        "REFRESH",
+        "REPAIR",
+        "REPLACE",
+        "RESET",
+        "REVOKE",
+        "ROLLBACK",
+        "SET",
+        "SHOW",
+        "START",
+        "TRUNCATE",
+        "UNCACHE",
+        "UNLOCK",
+        "UPDATE",
+        "USE",
+        "VACUUM",
+    ]
 )
 """First words of statements that are no queries."""
 
