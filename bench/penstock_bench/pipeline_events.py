@@ -356,6 +356,15 @@ class Deployment:
         async with self.appending(CUSTOMERS) as appender:
             await appender.append(as_documents(customers(accounts), _CUSTOMER_SCHEMA))
 
+    def apply(self) -> None:
+        """Apply the catalog, and append nothing."""
+
+        async def apply() -> None:
+            async with self.appending():
+                pass
+
+        asyncio.run(apply())
+
     def append_events(self, events: RawEvents) -> None:
         """Append events, one transaction for each file."""
 

@@ -28,6 +28,16 @@ libraries:
       include: transformations/**
 """
 
+DEFAULTS = """\
+spark.sql.catalogImplementation hive
+spark.sql.warehouse.dir {work}/warehouse
+spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={work}/metastore;create=true
+spark.ui.enabled false
+spark.ui.showConsoleProgress false
+spark.driver.host 127.0.0.1
+spark.driver.bindAddress 127.0.0.1
+"""
+
 DEFINITIONS = """\
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -68,31 +78,40 @@ def accounts() -> DataFrame:
 
 
 def write_project(source: Path, work: Path) -> None:
-    """Write the project; the same for every update."""
-    (work / "transformations").mkdir(parents=True, exist_ok=True)
+    """Write the project; the same for every update.
+
+    Static settings are in `spark-defaults.conf`: the server that `spark-pipelines` starts does not
+    get those of the command line, nor may the specification contain them.
+    """
+    for directory in ("transformations", "conf"):
+        (work / directory).mkdir(parents=True, exist_ok=True)
     spec = SPEC.format(work=work, cores=os.cpu_count())
     (work / "spark-pipeline.yml").write_text(spec)
+    (work / "conf" / "spark-defaults.conf").write_text(DEFAULTS.format(work=work))
     definitions = DEFINITIONS.format(
         events=str(source / "events"), customers=str(source / "customers")
     )
     (work / "transformations" / "accounts.py").write_text(definitions)
 
 
-def command(work: Path) -> list[str | Path]:
-    """Return the command of an update; tables are in the database `default`."""
-    conf = {
-        "spark.sql.catalogImplementation": "hive",
-        "spark.sql.warehouse.dir": str(work / "warehouse"),
-        "spark.hadoop.javax.jdo.option.ConnectionURL": (
-            f"jdbc:derby:;databaseName={work}/metastore;create=true"
-        ),
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+def update(work: Path) -> None:
+    """Run an update. Without `--remote`, Spark would use one core."""
+    home = Path(pyspark.__file__).parent
+    environ = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(home),
+        "SPARK_CONF_DIR": str(work / "conf"),
     }
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    program = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
-    return [program, "run", *options, "--spec", work / "spark-pipeline.yml"]
+    command = [home / "bin" / "spark-pipelines", "run", "--remote", "local[*]"]
+    subprocess.run(  # noqa: S603 - as its users run it
+        [*command, "--spec", work / "spark-pipeline.yml"],
+        check=True,
+        cwd=work,
+        env=environ,
+        stdout=sys.stderr,
+    )
 
 
 def main() -> None:
@@ -104,13 +123,7 @@ def main() -> None:
     work = arguments.work.resolve()
     write_project(arguments.input.resolve(), work)
     began = time.perf_counter()
-    environ = {
-        **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
-    }
-    subprocess.run(command(work), check=True, cwd=work, env=environ, stdout=sys.stderr)
+    update(work)
     job_s = time.perf_counter() - began
     sys.stdout.write(json.dumps({"job_s": round(job_s, 3)}) + "\n")
 

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -157,7 +158,7 @@ def main() -> None:
     spark = open_spark()
     began = time.perf_counter()
     writer = Writer(arguments.url)
-    os.makedirs(f"{work}/clean", exist_ok=True)
+    Path(work, "clean").mkdir(parents=True, exist_ok=True)
     queries: list[Any] = [start_clean(spark, source, work, once=once)]
     if once:
         queries[0].awaitTermination()
