@@ -126,4 +126,4 @@ def _is_ordered(
     """
     if engine is not None:
         return target.is_ordered or target.root.extra is not None
-    return any(each.ordered for each in lambdas.values())
+    return any(each.order_matters for each in lambdas.values())

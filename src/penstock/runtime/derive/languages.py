@@ -6,9 +6,14 @@ most commands run.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.errors import Bug, UserError
 from penstock.model.spec import Catalog, CollectionSpec
 from penstock.runtime.derive.engine import RowEngine
+
+if TYPE_CHECKING:
+    from penstock.runtime.derive.spark_sql import SparkLambda
 
 
 def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None:
