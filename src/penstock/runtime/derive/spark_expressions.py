@@ -21,6 +21,7 @@ from penstock.runtime.derive.spark_columns import (
     SqlType,
     Word,
 )
+from penstock.runtime.derive.spark_functions import words
 
 _D: Final = DataType.Type
 _WORDS: Final[Mapping[object, Word]] = {
@@ -35,45 +36,53 @@ _WORDS: Final[Mapping[object, Word]] = {
 }
 _RETURNS: Final = Spark.EXPRESSION_METADATA
 
-_KNOWN: Final[Mapping[str, SqlType]] = {
-    **dict.fromkeys(
-        ["base64", "btrim", "char", "concat_ws", "date_format", "decode", "format_number", "format_string", "from_unixtime", "get_json_object", "hex", "initcap", "lcase", "left", "lower", "lpad", "ltrim", "md5", "regexp_extract", "regexp_replace", "repeat", "replace", "right", "rpad", "rtrim", "sha1", "sha2", "split_part", "string", "substr", "substring", "substring_index", "to_char", "to_json", "translate", "trim", "ucase", "upper", "url_decode", "url_encode"],
-        STRING,
+_OF_TYPE: Final[Mapping[SqlType, frozenset[str]]] = {
+    STRING: words(
+        """
+        base64 btrim char concat_ws date_format decode format_number format_string from_unixtime
+        get_json_object hex initcap lcase left lower lpad ltrim md5 regexp_extract regexp_replace
+        repeat replace right rpad rtrim sha1 sha2 split_part string substr substring
+        substring_index to_char to_json translate trim ucase upper url_decode url_encode
+        """
     ),
-    **dict.fromkeys(
-        ["ascii", "bigint", "bit_length", "cardinality", "char_length", "count", "count_if", "datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "hash", "hour", "int", "length", "locate", "minute", "month", "octet_length", "quarter", "second", "size", "unix_date", "unix_micros", "unix_millis", "unix_seconds", "unix_timestamp", "weekday", "weekofyear", "xxhash64", "year"],
-        INTEGER,
+    INTEGER: words(
+        """
+        ascii bigint bit_length cardinality char_length count count_if datediff day dayofmonth
+        dayofweek dayofyear hash hour int length locate minute month octet_length quarter second
+        size unix_date unix_micros unix_millis unix_seconds unix_timestamp weekday weekofyear
+        xxhash64 year
+        """
     ),
-    **dict.fromkeys(["double", "exp", "ln", "log10", "log2", "pi", "power", "pow", "sqrt"], DOUBLE),
-    **dict.fromkeys(
-        ["array_contains", "boolean", "contains", "endswith", "equal_null", "isnan", "isnotnull", "isnull", "map_contains_key", "rlike", "startswith"],
-        BOOLEAN,
+    DOUBLE: words("double exp ln log10 log2 pi power pow sqrt"),
+    BOOLEAN: words(
+        """
+        array_contains boolean contains endswith equal_null isnan isnotnull isnull
+        map_contains_key rlike startswith
+        """
     ),
-    **dict.fromkeys(
-        ["from_utc_timestamp", "timestamp", "timestamp_micros", "timestamp_millis", "timestamp_seconds", "to_timestamp", "to_utc_timestamp"],
-        TIMESTAMP,
+    TIMESTAMP: words(
+        """
+        from_utc_timestamp timestamp timestamp_micros timestamp_millis timestamp_seconds
+        to_timestamp to_utc_timestamp
+        """
     ),
-    **dict.fromkeys(
-        ["add_months", "date", "date_sub", "last_day", "make_date", "next_day", "to_date"],
-        SqlType(word="date"),
-    ),
+    SqlType(word="date"): words("add_months date date_sub last_day make_date next_day to_date"),
 }
+_KNOWN: Final = {name: kind for kind, names in _OF_TYPE.items() for name in names}
 """Functions that have one type whatever they are given."""
 
-_SAME: Final = frozenset(["min", "max", "any_value", "abs", "negative", "positive"])
+_SAME: Final = words("min max any_value abs negative positive")
 """Functions that have the type of their first argument."""
 _ONE_OF: Final = frozenset(["coalesce", "nvl", "ifnull", "greatest", "least"])
 
-Lookup = Callable[[exp.Expression], "SqlType | None"]
-Written = Callable[[exp.Expression], str]
+Lookup = Callable[[exp.Expr], "SqlType | None"]
+Written = Callable[[exp.Expr], str]
 
 
-def expression_type(
-    node: exp.Expression | None, column: Lookup, written: Written
-) -> SqlType | None:
+def expression_type(node: exp.Expr | None, column: Lookup, written: Written) -> SqlType | None:
     """The type of an expression; None if it cannot be told. `column` knows columns and queries."""
 
-    def of(inner: exp.Expression | None) -> SqlType | None:
+    def of(inner: exp.Expr | None) -> SqlType | None:
         return expression_type(inner, column, written)
 
     match node:
@@ -113,7 +122,7 @@ def expression_type(
             return None
 
 
-def data_type(node: exp.Expression) -> SqlType | None:
+def data_type(node: exp.Expr) -> SqlType | None:
     """The type that a cast names."""
     if not isinstance(node, DataType):
         return None
@@ -132,16 +141,16 @@ def data_type(node: exp.Expression) -> SqlType | None:
             return None
 
 
-def _branches(node: exp.Expression, of: Lookup) -> Iterable[SqlType | None]:
+def _branches(node: exp.Expr, of: Lookup) -> Iterable[SqlType | None]:
     if isinstance(node, exp.Case):
-        yield from (of(branch.args["true"]) for branch in node.args.get("ifs") or ())
+        yield from (of(branch.args.get("true")) for branch in node.args.get("ifs") or ())
         yield of(node.args["default"]) if node.args.get("default") is not None else NULL
     else:
         yield of(node.args.get("true"))
         yield of(node.args["false"]) if node.args.get("false") is not None else NULL
 
 
-def _function(node: exp.Expression, name: str, of: Lookup) -> SqlType | None:
+def _function(node: exp.Expr, name: str, of: Lookup) -> SqlType | None:
     arguments = _arguments(node)
     if name in _KNOWN:
         return _KNOWN[name]
@@ -173,14 +182,12 @@ def _function(node: exp.Expression, name: str, of: Lookup) -> SqlType | None:
             return SqlType(word=_WORDS[returns]) if name == "" and returns in _WORDS else None
 
 
-def _arguments(node: exp.Expression) -> list[exp.Expression]:
+def _arguments(node: exp.Expr) -> list[exp.Expr]:
     """The arguments of a call, in the order that sqlglot keeps them."""
-    found: list[exp.Expression] = []
+    found: list[exp.Expr] = []
     for value in node.args.values():
         found += [
-            v
-            for v in (value if isinstance(value, list) else [value])
-            if isinstance(v, exp.Expression)
+            v for v in (value if isinstance(value, list) else [value]) if isinstance(v, exp.Expr)
         ]
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sqlglot import exp
-from sqlglot.tokens import TokenType
+from sqlglot.tokenizer_core import TokenType
 
 from penstock.native import sql
 from penstock.runtime.derive.mistakes import Mistake
@@ -105,7 +105,7 @@ class QueryWalk:
         self._nonlinear = nonlinear
         self._collection = collection
         self._types: dict[int, SqlType | None] = {}
-        self._stars: list[tuple[exp.Expression, list[_Relation]]] = []
+        self._stars: list[tuple[exp.Expr, list[_Relation]]] = []
         self.mistakes: list[Mistake] = []
         self.order_insertions: list[Insertion] = []
         self.order_trouble: list[tuple[int, str]] = []
@@ -180,7 +180,7 @@ class QueryWalk:
 
     def query(
         self,
-        node: exp.Expression,
+        node: exp.Expr,
         tables: Mapping[str, Result],
         outer: _Scope | None = None,
         *,
@@ -203,7 +203,7 @@ class QueryWalk:
                 self._wrong(self._text.start(node), "only queries can be used here")
                 return Result(outputs=None, carries=False)
 
-    def _ctes(self, node: exp.Expression, tables: Mapping[str, Result]) -> Mapping[str, Result]:
+    def _ctes(self, node: exp.Expr, tables: Mapping[str, Result]) -> Mapping[str, Result]:
         clause = node.args.get("with_")
         if clause is None:
             return tables
@@ -220,7 +220,7 @@ class QueryWalk:
             tables[name] = self._renamed(result, alias)
         return tables
 
-    def _renamed(self, result: Result, alias: exp.Expression) -> Result:
+    def _renamed(self, result: Result, alias: exp.Expr) -> Result:
         """The result under the column names of `name(a, b)`."""
         names = alias.args.get("columns") or []
         if not names:
@@ -337,7 +337,7 @@ class QueryWalk:
         ):
             if (clause := node.args.get(part)) is not None:
                 self._expressions([clause], scope)
-        self._expressions([w for w in node.args.get("windows") or ()], scope)
+        self._expressions(node.args.get("windows") or (), scope)
         self._modifiers(node, carries=carrier is not None)
         aggregates = self._aggregates(node)
         grouped = bool(node.args.get("group")) or bool(aggregates)
@@ -364,14 +364,12 @@ class QueryWalk:
         added = f", max({column}) as {order}" if grouped else f", {column}"
         self.order_insertions.append(Insertion(list_end, added))
 
-    def _projection(self, node: exp.Expression, scope: _Scope) -> None:
+    def _projection(self, node: exp.Expr, scope: _Scope) -> None:
         self._expressions([node], scope)
         if isinstance(node, exp.Alias):
             scope.aliases[node.alias] = self._type(node.this)
 
-    def _outputs(
-        self, projections: Sequence[exp.Expression], scope: _Scope
-    ) -> tuple[Output, ...] | None:
+    def _outputs(self, projections: Sequence[exp.Expr], scope: _Scope) -> tuple[Output, ...] | None:
         outputs: list[Output] = []
         for node in projections:
             star = _star_of(node)
@@ -386,7 +384,7 @@ class QueryWalk:
                 outputs.append(self._output(node))
         return tuple(outputs)
 
-    def _output(self, node: exp.Expression) -> Output:
+    def _output(self, node: exp.Expr) -> Output:
         value = node.this if isinstance(node, exp.Alias) else node
         at = self._text.start(node.args["alias"] if isinstance(node, exp.Alias) else node)
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column | exp.Dot) else ""
@@ -400,9 +398,7 @@ class QueryWalk:
             aggregate=written if written in AGGREGATES else None,
         )
 
-    def _expanded(
-        self, node: exp.Expression, star: exp.Expression, scope: _Scope
-    ) -> list[Output] | None:
+    def _expanded(self, node: exp.Expr, star: exp.Expr, scope: _Scope) -> list[Output] | None:
         """The columns of a star; None if they are not known."""
         wanted = node.table if isinstance(node, exp.Column) else None
         relations = [r for r in scope.relations if wanted in (None, "", r.alias)]
@@ -447,12 +443,12 @@ class QueryWalk:
         return relation if relation.carries else None
 
     def _lateral(
-        self, node: exp.Expression, scope: _Scope, carrier: _Relation | None
+        self, node: exp.Expr, scope: _Scope, carrier: _Relation | None
     ) -> _Relation | None:
         self._relation(node, scope)
         return None if carrier is None else replace(carrier, one_to_one=False)
 
-    def _relation(self, node: exp.Expression, scope: _Scope) -> _Relation:
+    def _relation(self, node: exp.Expr, scope: _Scope) -> _Relation:
         relation = self._table(node, scope)
         scope.relations.append(relation)
         for pivot in node.args.get("pivots") or ():
@@ -463,7 +459,7 @@ class QueryWalk:
             self._unrepeatable(at, "TABLESAMPLE depends on chance")
         return relation
 
-    def _table(self, node: exp.Expression, scope: _Scope) -> _Relation:
+    def _table(self, node: exp.Expr, scope: _Scope) -> _Relation:
         alias = node.args.get("alias")
         name = alias.name if alias is not None and alias.name else None
         if isinstance(node, exp.Lateral):
@@ -499,7 +495,7 @@ class QueryWalk:
         return _Relation(alias=name, columns={n.name: element if only else None for n in names})
 
     def _named(
-        self, node: exp.Table, name: str | None, alias: exp.Expression | None, scope: _Scope
+        self, node: exp.Table, name: str | None, alias: exp.Expr | None, scope: _Scope
     ) -> _Relation:
         at = self._text.start(node.this)
         if node.args.get("db") or node.args.get("catalog"):
@@ -532,11 +528,11 @@ class QueryWalk:
             return "a view has constant rows only, such as select * from values …"
         return f"a query reads {', '.join(known)}"
 
-    def _table_function(self, node: exp.Expression) -> None:
+    def _table_function(self, node: exp.Expr) -> None:
         name = self._text.written(node).lower()
-        if isinstance(node, exp.Func) and name in FUNCTIONS and name not in UNREPEATABLE:
-            if name not in GENERATORS and name not in CONSTANT_TABLES:
-                self._wrong(self._text.start(node), f"{name}() cannot be used as a table")
+        reported = name in UNREPEATABLE or name not in FUNCTIONS
+        if not reported and name not in GENERATORS | CONSTANT_TABLES:
+            self._wrong(self._text.start(node), f"{name}() is not a table")
 
     _LEFT: Final = frozenset(["", "INNER", "CROSS", "LEFT", "SEMI", "ANTI"])
     _RIGHT: Final = frozenset(["", "INNER", "CROSS", "RIGHT"])
@@ -588,28 +584,30 @@ class QueryWalk:
         ("qualify", TokenType.QUALIFY, "QUALIFY depends on how documents are batched"),
     )
 
-    def _modifiers(self, node: exp.Expression, *, carries: bool = True) -> None:
+    def _modifiers(self, node: exp.Expr, *, carries: bool = True) -> None:
         for part, kind, message in self._CLAUSES:
             if (clause := node.args.get(part)) is not None and carries:
                 words = ("FETCH", "LIMIT") if part == "limit" else (part,)
                 self._depends(self._text.keyword(clause, kind, words=words), message)
 
-    def _aggregates(self, node: exp.Select) -> list[exp.Expression]:
+    def _aggregates(self, node: exp.Select) -> list[exp.Expr]:
         """The aggregates of a select itself; a window's function is none."""
-        found: list[exp.Expression] = []
+        found: list[exp.Expr] = []
         for projection in [*node.expressions, node.args.get("having")]:
             if projection is None:
                 continue
-            for inner in projection.walk(prune=lambda n: isinstance(n, exp.Query | exp.Window)):
-                if isinstance(inner, exp.Func) and self._text.written(inner).lower() in AGGREGATES:
-                    found.append(inner)
+            found += (
+                inner
+                for inner in projection.walk(prune=lambda n: isinstance(n, exp.Query | exp.Window))
+                if isinstance(inner, exp.Func) and self._text.written(inner).lower() in AGGREGATES
+            )
         return found
 
     def _grouping(
         self,
         node: exp.Select,
         outputs: tuple[Output, ...] | None,
-        aggregates: Sequence[exp.Expression],
+        aggregates: Sequence[exp.Expr],
         *,
         top: bool,
     ) -> None:
@@ -650,17 +648,17 @@ class QueryWalk:
                     "give each aggregate a column of its own",
                 )
 
-    def _generates(self, node: exp.Expression) -> bool:
+    def _generates(self, node: exp.Expr) -> bool:
         value = node.this if isinstance(node, exp.Alias | exp.Aliases) else node
         return isinstance(value, exp.Func) and self._text.written(value).lower() in GENERATORS
 
     # --- expressions ---
 
-    def _expressions(self, nodes: Iterable[exp.Expression], scope: _Scope) -> None:
+    def _expressions(self, nodes: Iterable[exp.Expr], scope: _Scope) -> None:
         for node in nodes:
             self._expression(node, scope)
 
-    def _expression(self, node: exp.Expression, scope: _Scope) -> None:
+    def _expression(self, node: exp.Expr, scope: _Scope) -> None:
         match node:
             case exp.Subquery() | exp.Query():
                 self._subquery(node, scope)
@@ -686,10 +684,12 @@ class QueryWalk:
                 self._moment(node)
             case exp.Func():
                 self._function(node)
+            case _:
+                pass
         for child in node.iter_expressions():
             self._expression(child, scope)
 
-    def _subquery(self, node: exp.Expression, scope: _Scope) -> None:
+    def _subquery(self, node: exp.Expr, scope: _Scope) -> None:
         result = self.query(node, scope.tables, scope)
         if result.carries:
             self._depends(
@@ -718,13 +718,12 @@ class QueryWalk:
             self._unrepeatable(at, f"{name}() depends on {UNREPEATABLE[name]}", hint)
         elif name in OUTSIDE:
             self._wrong(at, f"{name}() reaches outside of this derivation")
-        elif isinstance(node, exp.Anonymous | exp.AnonymousAggFunc) or name.isidentifier():
-            if name and name not in FUNCTIONS:
-                close = difflib.get_close_matches(name, FUNCTIONS, n=1)
-                hint = f"did you mean {close[0]}()?" if close else None
-                self._wrong(at, f"Spark has no function {name}()", hint)
+        elif name.isidentifier() and name not in FUNCTIONS:
+            close = difflib.get_close_matches(name, FUNCTIONS, n=1)
+            hint = f"did you mean {close[0]}()?" if close else None
+            self._wrong(at, f"Spark has no function {name}()", hint)
 
-    def _star(self, node: exp.Expression, table: str, scope: _Scope) -> None:
+    def _star(self, node: exp.Expr, table: str, scope: _Scope) -> None:
         relations = [r for r in scope.relations if table in ("", r.alias)]
         if table and not relations:
             return self._no_column(node, table, scope)
@@ -789,7 +788,7 @@ class QueryWalk:
             kind = kind.member(member)
         return kind
 
-    def _no_column(self, node: exp.Expression, name: str, scope: _Scope) -> None:
+    def _no_column(self, node: exp.Expr, name: str, scope: _Scope) -> None:
         known: list[str] = []
         for relation in scope.relations:
             names = relation.source.names if relation.source is not None else relation.columns
@@ -799,10 +798,10 @@ class QueryWalk:
         self.broken.add(at)
         if isinstance(node, exp.Column) and len(node.parts) > 1:
             written = ".".join(part.name for part in node.parts)
-            relation = next((r for r in scope.relations if r.alias == node.parts[0].name), None)
-            if relation is not None:
-                names = [n for n in relation.columns or () if n not in relation.hidden]
-                where = self._called(relation)
+            named = next((r for r in scope.relations if r.alias == node.parts[0].name), None)
+            if named is not None:
+                names = [n for n in named.columns or () if n not in named.hidden]
+                where = self._called(named)
                 wanted = node.parts[1].name
                 message, hint = f'{where} has no column "{wanted}"', _meant(wanted, names)
             else:
@@ -821,7 +820,7 @@ class QueryWalk:
             return f"source ({self._collection})"
         return relation.alias or "the query in FROM"
 
-    def _type(self, node: exp.Expression | None) -> SqlType | None:
+    def _type(self, node: exp.Expr | None) -> SqlType | None:
         return expression_type(node, lambda n: self._types.get(id(n)), self._text.written)
 
 
@@ -838,7 +837,7 @@ _UNWRITTEN: Final[Mapping[type, str]] = {
 """Functions whose place sqlglot does not always keep."""
 
 
-def _star_of(node: exp.Expression) -> exp.Expression | None:
+def _star_of(node: exp.Expr) -> exp.Expr | None:
     if isinstance(node, exp.Star):
         return node
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
@@ -857,7 +856,7 @@ def _as_relation(result: Result, alias: str | None) -> _Relation:
     )
 
 
-def _ancestors(node: exp.Expression) -> list[Any]:
+def _ancestors(node: exp.Expr) -> list[Any]:
     found = []
     while node.parent is not None:
         node = node.parent

@@ -8,7 +8,8 @@ document, with each row that stems from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -267,7 +268,7 @@ class _OutputChecks:
         self._shape = compiled(target.write_schema.text).shape
         self._layout = write_layout(target)
 
-    def run(self, result: Result, broken: Set[int]) -> Iterator[Mistake]:
+    def run(self, result: Result, broken: AbstractSet[int]) -> Iterator[Mistake]:
         """Yield mistakes; columns that begin at the offsets `broken` have been reported."""
         outputs = result.outputs
         if outputs is None:
@@ -322,13 +323,11 @@ class _OutputChecks:
                 return
         column = target_column(location, self._layout)
         if locate(self._shape, location)[0].impossible:
-            hint = _members_hint(self._shape, location)
-            yield self._wrong(at, f"{name} does not have {location}", hint)
+            message = f"{name} does not have {location}"
+            yield self._wrong(at, message, _members_hint(self._shape, location))
         elif not fits(output.type, column):
-            hint = cast_hint(column)
-            yield self._wrong(
-                at, f"{location} of {name} is {said(column)}, and this is {output.type}", hint
-            )
+            message = f"{location} of {name} is {said(column)}, and this is {output.type}"
+            yield self._wrong(at, message, cast_hint(column))
 
     def _lacking(self, locations: Mapping[str, Output], start: int) -> Iterator[Mistake]:
         name = self._target.name
@@ -343,11 +342,10 @@ class _OutputChecks:
                 )
         for member in self._layout.members:
             location = pointer.child("", member.name)
-            if member.required and not member.nullable and not _written(location, locations):
-                if not any(
-                    part == location or part.startswith(f"{location}/") for part in self._target.key
-                ):
-                    yield self._wrong(start, f"no column gives {location}, which {name} requires")
+            in_key = any(f"{part}/".startswith(f"{location}/") for part in self._target.key)
+            needed = member.required and not member.nullable and not in_key
+            if needed and not _written(location, locations):
+                yield self._wrong(start, f"no column gives {location}, which {name} requires")
 
     def _grouped(
         self, outputs: Sequence[Output], locations: Mapping[str, Output], start: int

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, ParseError, TokenError
-from sqlglot.tokens import Token, TokenType
+from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import Token, TokenType
+
+from penstock.runtime.derive.spark_functions import words
+
+_E = TypeVar("_E", bound=exp.Expr)
 
 _LIST_END: Final = "select_list_end"
 _STOP: Final = "stop"
@@ -37,8 +42,13 @@ _BEGINS: Final = {
 }
 """Tokens that a query may begin with."""
 
-_STATEMENTS: Final = frozenset(
-    ["ADD", "ALTER", "ANALYZE", "BEGIN", "CACHE", "CALL", "CLEAR", "COMMENT", "COMMIT", "COPY", "CREATE", "DECLARE", "DELETE", "DESC", "DESCRIBE", "DFS", "DROP", "EXECUTE", "EXPLAIN", "EXPORT", "GRANT", "IMPORT", "INSERT", "LIST", "LOAD", "LOCK", "MERGE", "MSCK", "OPTIMIZE", "REFRESH", "REPAIR", "REPLACE", "RESET", "REVOKE", "ROLLBACK", "SET", "SHOW", "START", "TRUNCATE", "UNCACHE", "UNLOCK", "UPDATE", "USE", "VACUUM"]
+_STATEMENTS: Final = words(
+    """
+    ADD ALTER ANALYZE BEGIN CACHE CALL CLEAR COMMENT COMMIT COPY CREATE DECLARE DELETE DESC
+    DESCRIBE DFS DROP EXECUTE EXPLAIN EXPORT GRANT IMPORT INSERT LIST LOAD LOCK MERGE MSCK
+    OPTIMIZE REFRESH REPAIR REPLACE RESET REVOKE ROLLBACK SET SHOW START TRUNCATE UNCACHE UNLOCK
+    UPDATE USE VACUUM
+    """
 )
 """First words of statements that are no queries."""
 
@@ -51,18 +61,18 @@ _ENDS_LIST: Final = {
 }
 
 
-class _Parser(Spark.parser_class):  # type: ignore[misc] # made by sqlglot's metaclass
+class _Parser(SparkParser):
     """Notes where select lists end, and up to which token each part reaches."""
 
     def expression(
-        self, instance: Any, token: Token | None = None, comments: list[str] | None = None
-    ) -> Any:  # noqa: ANN401 - sqlglot's own signature
+        self, instance: _E, token: Token | None = None, comments: list[str] | None = None
+    ) -> _E:
         made = super().expression(instance, token, comments)
-        if isinstance(made, exp.Expression) and self._prev is not None:
+        if self._prev is not None:
             made.meta[_STOP] = self._prev.end
         return made
 
-    def _parse_projections(self) -> Any:  # noqa: ANN401 - as above
+    def _parse_projections(self) -> tuple[list[exp.Expr], list[exp.Expr] | None]:
         found = super()._parse_projections()
         if found[0]:
             found[0][0].meta[_LIST_END] = self._prev.end + 1
@@ -92,7 +102,7 @@ class QueryText:
 
     text: str
     tokens: Sequence[Token]
-    statements: Sequence[exp.Expression]
+    statements: Sequence[exp.Expr]
 
     @classmethod
     def parse(cls, text: str) -> QueryText:
@@ -129,12 +139,12 @@ class QueryText:
         """The line of an offset, from one."""
         return self.text.count("\n", 0, offset) + 1
 
-    def written(self, node: exp.Expression) -> str:
+    def written(self, node: exp.Expr) -> str:
         """The name of a function as it is written; empty if its place is not known."""
         start, end = node.meta.get("start"), node.meta.get("end")
         return self.text[start : end + 1] if start is not None and end is not None else ""
 
-    def start(self, node: exp.Expression) -> int:
+    def start(self, node: exp.Expr) -> int:
         """Return where a part begins: at its first name, function or star whose place is known."""
         starts = [n.meta["start"] for n in node.walk() if "start" in n.meta]
         if starts:
@@ -142,7 +152,7 @@ class QueryText:
         stop = node.meta.get(_STOP)
         return next((int(t.start) for t in self.tokens if t.end == stop), 0)
 
-    def keyword(self, node: exp.Expression, *kinds: TokenType, words: Iterable[str] = ()) -> int:
+    def keyword(self, node: exp.Expr, *kinds: TokenType, words: Iterable[str] = ()) -> int:
         """Return where the keyword of a clause is: the last one before its end at its own depth."""
         stop = node.meta.get(_STOP)
         if stop is None:
@@ -161,7 +171,7 @@ class QueryText:
         found: int | None = listed[0].meta.get(_LIST_END) if listed else None
         return found
 
-    def after(self, node: exp.Expression) -> int:
+    def after(self, node: exp.Expr) -> int:
         """Return the offset behind a name or a star."""
         return int(node.meta["end"]) + 1
 
