@@ -20,7 +20,6 @@ from penstock.runtime.derive.spark_columns import said
 from penstock.runtime.derive.spark_json import (
     FLOATING,
     INTEGRAL,
-    MOMENTS,
     JsonText,
     NoJson,
     Object,
@@ -67,6 +66,8 @@ class Converter:
             return self._text(given, at)
         if given.is_json:
             return self._from_json(given, column, at)
+        if column.kind is Kind.STRUCT and given.type == _type(column):
+            return given.sql  # with the same hidden members, which their metadata shows
         if isinstance(given.type, t.NullType):
             return f"CAST(NULL AS {_ddl(column)})"
         match column.kind, given.type:
@@ -86,13 +87,6 @@ class Converter:
                 return self._struct(members_of(given), column, at)
             case _:
                 raise Unfit(at, given.type.simpleString(), said(column))
-
-    def same(self, given: Value, column: Column) -> bool:
-        """True if a value is already what its column stores."""
-        wanted = spark_schema(_holding(column)).fields[0].dataType
-        if column.kind in (Kind.STRUCT, Kind.MAP, Kind.ARRAY, Kind.JSON):
-            return False
-        return given.type == wanted and not given.is_json and column.kind is not Kind.DOUBLE
 
     def _text(self, given: Value | Object, at: str) -> str:
         try:
@@ -245,10 +239,8 @@ class Converter:
         self, given: Object, inner: Value | Object | None, member: Member, column: Column, at: str
     ) -> tuple[str, bool]:
         """SQL of a member's column, and True if it is the given value as it was."""
-        if inner is None:
-            text = f"CAST(NULL AS {_ddl(column)})"
-        else:
-            text = self._inner(inner, column, at)
+        absent = f"CAST(NULL AS {_ddl(column)})"
+        text = absent if inner is None else self._inner(inner, column, at)
         if isinstance(inner, Object) and not member.required:
             some = sql.any_of(f"({leaf} IS NOT NULL)" for leaf in inner.leaves())
             text = f"CASE WHEN {some} THEN {text} END"
@@ -355,11 +347,11 @@ def _may_be_null(inner: Value | None) -> bool:
     return inner is None or inner.is_json or isinstance(inner.type, t.NullType)
 
 
-def _holding(column: Column) -> Column:
+def _type(column: Column) -> t.DataType:
     member = Member(name="_", column=column, required=False, nullable=False)
-    return Column(kind=Kind.STRUCT, members=(member,))
+    return spark_schema(Column(kind=Kind.STRUCT, members=(member,))).fields[0].dataType
 
 
 def _ddl(column: Column) -> str:
     """The type of a column, as SQL writes it."""
-    return spark_schema(_holding(column)).fields[0].dataType.simpleString()
+    return _type(column).simpleString()

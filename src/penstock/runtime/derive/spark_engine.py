@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _ROW: Final = "$row"
 """The last part of an order that is made total."""
 
+_VIEW: Final = "penstock_"
+
 _CONTAINERS: Final = (t.StructType, t.ArrayType, t.MapType)
 
 
@@ -97,7 +99,7 @@ class SparkTransform:
                 raise Bug("the order of documents cannot travel through this lambda")
             text = self._lambda.text
         spark = frame.sparkSession
-        view = f"penstock_{uuid.uuid4().hex}"
+        view = f"{_VIEW}{uuid.uuid4().hex}"
         self._seen(frame, order).createTempView(view)
         try:
             return spark.sql(f"{_head(self._lambda, view)}{text}\n)")
@@ -195,9 +197,9 @@ def _typed(text: str, field: t.StructField, *, same: bool) -> Column:
 
 def _head(lambda_: SparkLambda, view: str) -> str:
     """The text before a lambda's own."""
-    tables = [f"{sql.name(SOURCE)} AS (SELECT * FROM {sql.name(view)})"]
+    tables = [f"{sql.name(SOURCE)} AS (TABLE {sql.name(view)})"]
     tables += [f"{sql.name(name)} AS (\n{_closed(text)}\n)" for name, text in lambda_.views]
-    return f"WITH {', '.join(tables)}\nSELECT * FROM (\n"
+    return f"WITH {', '.join(tables)}\nSELECT * FROM (\n"  # noqa: S608 - judged, and as written
 
 
 def _closed(text: str) -> str:
@@ -245,12 +247,13 @@ def _failure(error: Exception, name: str, lambda_: SparkLambda) -> LambdaFailed 
 
 def _place(error: PySparkException, lambda_: SparkLambda) -> str | None:
     """The line of the lambda that Spark blames; None if it blames nothing of it."""
-    head = len(_head(lambda_, "0" * len(f"penstock_{uuid.uuid4().hex}")))
+    head = len(_head(lambda_, f"{_VIEW}{uuid.UUID(int=0).hex}"))
     for context in error.getQueryContext():
-        with contextlib.suppress(Exception):  # contexts of DataFrame calls have no place in a text
-            start = context.startIndex() - head
-            text = lambda_.ordered_text or lambda_.text
-            if 0 <= start < len(text) + 1:
-                line = lambda_.written.count("\n") and text.count("\n", 0, start)
-                return f", line {line + 1}: {context.fragment()}"
+        try:
+            start, fragment = context.startIndex() - head, context.fragment()
+        except PySparkException:
+            continue  # the context of a DataFrame call, which has no place in a text
+        for text in (lambda_.ordered_text or lambda_.text, lambda_.text):
+            if start >= 0 and fragment and text.startswith(fragment, start):
+                return f", line {text.count(chr(10), 0, start) + 1}: {fragment}"
     return None

@@ -17,7 +17,6 @@ from penstock.native.arrow_types import ELEMENT, HIDDEN, JSON, NAMES
 
 INTEGRAL: Final = (t.ByteType, t.ShortType, t.IntegerType, t.LongType)
 FLOATING: Final = (t.FloatType, t.DoubleType)
-MOMENTS: Final = (t.TimestampType, t.TimestampNTZType)
 
 EXACT_END: Final = 2**53
 
