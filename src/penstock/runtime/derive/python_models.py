@@ -142,7 +142,7 @@ def _field_names(members: Iterable[str]) -> dict[str, str]:
     for member, name in names.items():
         if member != name:
             while name in taken:
-                name += "_"  # noqa: PLW2901
+                name += "_"
             names[member] = name
             taken.add(name)
     return names

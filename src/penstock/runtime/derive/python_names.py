@@ -1,7 +1,7 @@
 """PURE: the names that a Python module uses for things of the catalog.
 
-    transform fromInts, from-ints     method from_ints, class ReadFromInts
-    collection acme/by-day            module acme.by_day
+transform fromInts, from-ints     method from_ints, class ReadFromInts
+collection acme/by-day            module acme.by_day
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It is made in memory, from the schemas. Modules for Estuary Flow import it in three generations:
 
     Open, StartCommit, StartedCommit, ReadFromInts       beside Document and SourceFromInts
-    Request.Open, Request.ReadFromInts, Response.StartedCommit(state=Response.StartedCommit.State(…))
+    Request.Open, Request.ReadFromInts, Response.StartedCommit, Response.StartedCommit.State
     Request.Open, EndpointConfig, Response.Flushed, ConnectorState; IDerivation[Config]
 
 All of them are always there: each name means the same thing in every generation that has it.
@@ -133,7 +133,7 @@ class BaseDerivation:
         for document in ():
             yield document
 
-    def start_commit(self, start_commit: StartCommit) -> StartedCommit:  # noqa: ARG002
+    def start_commit(self, start_commit: StartCommit) -> StartedCommit:
         """Say how the state changed: not at all."""
         return StartedCommit()
 
@@ -218,7 +218,7 @@ def make_types(
 
 def _marked(members: dict[str, Any]) -> dict[str, Any]:
     """Members of a message class that are classes, and no fields."""
-    return {**members, "__annotations__": {name: ClassVar[Any] for name in members}}
+    return {**members, "__annotations__": dict.fromkeys(members, ClassVar[Any])}
 
 
 def _base(module: str, transforms: tuple[TransformTypes, ...]) -> type[BaseDerivation]:
