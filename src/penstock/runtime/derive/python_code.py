@@ -23,6 +23,13 @@ INLINE: Final = "_penstock_derivation"
 _KEPT: Final = ("__init__", "flush", "start_commit")
 """Methods of a class whose documents depend on each other."""
 
+_SIGNATURES: Final = {
+    "__init__": "self, open, config",
+    "flush": "self, state_patches, flushed",
+    "start_commit": "self, request",
+    "reset": "self",
+}
+
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -102,7 +109,7 @@ class DerivationClass:
     methods: dict[str, Function]
     """Its own, and those of bases that the same file defines."""
     whole: bool
-    """False if a base is defined elsewhere, and may have any method."""
+    """False if it may have methods that cannot be seen: of other bases, or assigned."""
 
     @cached_property
     def stateful(self) -> bool:
@@ -189,8 +196,19 @@ def _methods(
             methods, whole = inherited | methods, whole and known
         elif name not in {"IDerivation", "object", "ABC", "Generic"}:
             whole = False
+    whole = whole and not any(_assigns_a_method(n) for n in node.body)
     own = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return methods | {method.name: method for method in own}, whole
+
+
+def _assigns_a_method(node: ast.stmt) -> bool:
+    match node:
+        case ast.Assign(value=ast.Constant()) | ast.AnnAssign() | ast.Expr() | ast.Pass():
+            return False
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return False
+        case _:
+            return True
 
 
 def _imported_from(tree: ast.Module, file: CodeFile) -> str | None:
@@ -229,13 +247,9 @@ def check(
             yield from _check_arguments(found, name, 1, 1, "the document it reads")
         elif found.whole:
             yield found.file, _no_method(found, transform, name)
-    for name, most, given in (
-        ("__init__", 2, "open and config"),
-        ("flush", 2, "state_patches and flushed"),
-        ("start_commit", 1, "the request"),
-        ("reset", 0, "nothing"),
-    ):
-        yield from _check_arguments(found, name, 0, most, given)
+    for name, signature in _SIGNATURES.items():
+        given = signature.removeprefix("self").removeprefix(", ")
+        yield from _check_arguments(found, name, 0, len(given.split()), given or "nothing")
 
 
 def _may_define(file: CodeFile) -> bool:
@@ -301,8 +315,7 @@ def _check_arguments(
     else:
         return
     at = _offset(found.file.text, method.lineno, method.col_offset)
-    wanted = "self, read" if least else {"__init__": "self, open, config"}.get(name, "self")
-    hint = f"def {name}({wanted})"
+    hint = f"def {name}({_SIGNATURES.get(name, 'self, read')})"
     yield found.file, Mistake(code="E-LAMBDA", offset=at, message=message, hint=hint)
 
 

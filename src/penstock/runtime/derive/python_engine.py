@@ -38,7 +38,7 @@ import pydantic
 import pydantic_core
 
 from penstock.errors import Bug, UserError
-from penstock.model.json_order import Json, canonical_json
+from penstock.model.json_order import Json, NotJson, canonical_json
 from penstock.model.spec import Catalog, CollectionSpec, DerivationSpec
 from penstock.native.arrow import to_json
 from penstock.runtime.derive.engine import (
@@ -55,6 +55,7 @@ from penstock.runtime.derive.python_loader import LoadedCode
 from penstock.runtime.derive.python_models import Model, to_document
 from penstock.runtime.derive.python_names import method_name
 from penstock.runtime.derive.python_types import (
+    BaseDerivation,
     ConnectorState,
     DerivationTypes,
     Flush,
@@ -201,7 +202,7 @@ class PythonProcessor:
         try:
             made: Any = object.__new__(cls)
             made.keyed = self._keyed
-            wanted = _arguments(cls.__init__, 3) - 1
+            wanted = _arguments(made.__init__, 2) if cls.__init__ is not object.__init__ else 0
             typed = getattr(cls, "config_type", None) or types.config
             given = (opened, _configured(typed, config) if wanted > 1 else None)
             made.__init__(*given[:wanted])
@@ -309,6 +310,9 @@ class PythonProcessor:
         with self._loaded.active():
             try:
                 patches = self._flush(documents) + self._start_commit()
+            except NotJson as e:
+                what = f"{self._engine.collection}: its state is not JSON: {e.what}"
+                raise LambdaFailed(what, where=e.where, why=e.why, fix=e.fix) from e
             except UserError:
                 raise
             except _USER_ERRORS as e:
@@ -321,7 +325,7 @@ class PythonProcessor:
         patches: Patches = ()
         flush = getattr(self._derivation, "flush", None)
         before: list[Json] = []
-        while flush is not None:
+        while flush is not None and getattr(flush, "__func__", None) is not BaseDerivation.flush:
             flushed = Flushed()
             published = self._called(flush(*_flush_arguments(flush, before, flushed)))
             answer = None
