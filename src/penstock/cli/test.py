@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,9 +101,12 @@ def _run(
     from penstock.catalog.testing.run import run_test, variants
 
     shaken = variants(catalog) if shake else ()
-    worlds = _worlds(catalog, settings)
     outcomes = []
-    with _showing(len(tests)) as show:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-test-") as directory,
+        _showing(len(tests)) as show,
+    ):
+        worlds = _worlds(catalog, settings, Path(directory))
         for test in tests:
             outcome = run_test(catalog, test, worlds, shake=shaken, on_run=show(test.name))
             outcomes.append(outcome)
@@ -111,14 +115,20 @@ def _run(
     return outcomes
 
 
-def _worlds(catalog: Catalog, settings: Settings) -> Worlds:
+def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
     from penstock import wall_clock
     from penstock.catalog.testing.memory import MemoryWorld
 
     start = wall_clock.now()  # one for all runs of a test, which are compared
 
     def world(variant: Variant) -> MemoryWorld:
-        return MemoryWorld(catalog, start=start, split=variant.split, shards=variant.shards)
+        return MemoryWorld(
+            catalog,
+            directory=directory,
+            start=start,
+            split=variant.split,
+            shards=variant.shards,
+        )
 
     return world
 
