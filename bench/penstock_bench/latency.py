@@ -326,7 +326,7 @@ async def measure(contestant: Contestant, load: Load, schedule: Schedule, url: s
                     await append(0)
                     await poller.wait_until_visible(0, process)
                     began = time.monotonic() + 1 / schedule.per_s
-                    cpu_s = await _run_schedule(append, schedule, began, process.pid)
+                    cpu_s = await run_schedule(append, schedule, began, process.pid)
                     await poller.wait_until_visible(schedule.appends - 1, process)
                 except Unavailable as error:
                     error.where = contestant.name
@@ -345,30 +345,32 @@ async def measure(contestant: Contestant, load: Load, schedule: Schedule, url: s
     )
 
 
-async def _run_schedule(append: Append, schedule: Schedule, began: float, pid: int) -> float:
+async def run_schedule(append: Append, schedule: Schedule, began: float, pid: int) -> float:
     """Append on schedule; return the CPU seconds of the process while appends counted."""
     first = schedule.counted[0]
     async with asyncio.TaskGroup() as tasks:
         using = tasks.create_task(
-            _cpu_s(pid, began + schedule.due_s(first), began + schedule.due_s(schedule.appends))
+            cpu_between(
+                pid, began + schedule.due_s(first), began + schedule.due_s(schedule.appends)
+            )
         )
         for number in range(1, schedule.appends):
-            await _sleep_until(began + schedule.due_s(number))
+            await sleep_until(began + schedule.due_s(number))
             await append(number)
     return using.result()
 
 
-async def _cpu_s(pid: int, since: float, until: float) -> float:
+async def cpu_between(pid: int, since: float, until: float) -> float:
     watch = processes.Watch(pid)
     used = []
     for moment in (since, until):
-        await _sleep_until(moment)
+        await sleep_until(moment)
         await asyncio.to_thread(watch.sample)
         used.append(watch.usage.cpu_s)
     return used[1] - used[0]
 
 
-async def _sleep_until(moment: float) -> None:
+async def sleep_until(moment: float) -> None:
     await asyncio.sleep(max(0.0, moment - time.monotonic()))
 
 

@@ -13,7 +13,6 @@ left running: there is one per process, and others may use it.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -22,20 +21,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.batch import TaskRun, open_world, run_until, tasks_to_run
+from penstock.batch import TaskRun, open_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.append import append_documents
-from penstock.catalog.build import load_catalog
+from penstock.catalog.build import build_valid
 from penstock.catalog.collection_lookup import find_collection
 from penstock.catalog.desired import ApplyResult
-from penstock.catalog.evolution import fits_documents
-from penstock.connectors.builtin import locate
+from penstock.catalog.evolution import fits_stored
+from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
 from penstock.deployment import check_not_lost
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
-from penstock.journal.follower import LoopThread, current_revision
+from penstock.journal.follower import LoopThread
 from penstock.journal.journals import Journal, Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
@@ -118,9 +117,9 @@ class Penstock:
     def apply(self, *catalogs: str | Path) -> ApplyResult:
         """Check catalogs and record them as what shall run here; what they leave out is removed."""
         paths = [Path(path) for path in catalogs]
-        given = load_catalog(paths, environ=os.environ, locate=locate)
-        check = fits_documents(self._store)
-        return self._thread.run(desired.apply(self._store, given, check=check))
+        given = build_valid(paths, environ=os.environ, connectors=BUILTIN)
+        check = fits_stored(self._store, given.collections)
+        return self._thread.run(desired.apply(self._store, given.catalog, check=check))
 
     def append(self, collection: str, documents: Iterable[Mapping[str, Any]]) -> int:
         """Append documents as one transaction, and return how many they were.
@@ -130,10 +129,10 @@ class Penstock:
         return self._thread.run(self._append(collection, _lines(documents)))
 
     def run(self, *tasks: str, shards: int | None = None) -> tuple[TaskRun, ...]:
-        """Run the materializations of the catalog, or those named, until they have caught up.
+        """Run the tasks of the catalog, or those named, until all of them have caught up.
 
-        What is there when it is called is processed when it returns. One task that fails does not
-        stop another: all are run, and then the first error is raised.
+        What is there when it is called is processed when it returns, through all derivations. One
+        task that fails does not stop another: all are run, and then the first error is raised.
         """
         return self._thread.run(self._run(tasks, shards))
 
@@ -181,11 +180,8 @@ class Penstock:
     async def _run(self, names: Sequence[str], shards: int | None) -> tuple[TaskRun, ...]:
         catalog = await desired.load(self._store)
         specs = tasks_to_run(catalog, names)
-        until = await current_revision(self._store)
         world = await open_world(self._settings, self._store)
-        outcomes = await asyncio.gather(
-            *(run_until(catalog, spec, world, until, shards=shards) for spec in specs)
-        )
+        outcomes = await run_graph(catalog, specs, world, shards=shards)
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error

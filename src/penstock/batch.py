@@ -15,6 +15,7 @@ from penstock.connectors.builtin import materialization
 from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import PenstockError, UserError
 from penstock.journal.blobs import open_blobs
+from penstock.journal.follower import current_revision
 from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
@@ -22,7 +23,15 @@ from penstock.journal.schemas import Schemas
 from penstock.model.spec import Catalog, Endpoint
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
-from penstock.runtime.kinds import TaskSpec, build_task, runnable_tasks
+from penstock.runtime.graph import Stage, TaskNode, stages
+from penstock.runtime.kinds import (
+    TaskSpec,
+    build_task,
+    reads_of,
+    runnable_tasks,
+    shards_of,
+    writes_of,
+)
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
@@ -91,19 +100,23 @@ class StopHandle:
 
 
 def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
-    """Return the tasks named, which must be there, or all that are not disabled."""
-    by_name = {spec.name: spec for spec in runnable_tasks(catalog)}
+    """Return the tasks named, which must be there, or all that are not disabled.
+
+    A name that a derivation and a materialization share is that of both.
+    """
+    tasks = runnable_tasks(catalog)
+    by_name = {spec.name: spec for spec in tasks}
     for name in names:
         if name not in by_name:
             raise UserError(
                 f"there is no task {name} to run",
                 fix=f"one of {', '.join(by_name)}"
                 if by_name
-                else "the catalog has no materialization",
+                else "the catalog has no derivation or materialization",
             )
     if names:
-        return [by_name[name] for name in names]
-    return [spec for spec in by_name.values() if not spec.shards.disable]
+        return [spec for spec in tasks if spec.name in names]
+    return [spec for spec in tasks if not shards_of(spec).disable]
 
 
 def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
@@ -132,6 +145,57 @@ async def open_world(settings: Settings, store: Consensus, *, ends: bool = False
     return world
 
 
+async def run_graph(
+    catalog: Catalog,
+    specs: Sequence[TaskSpec],
+    world: World,
+    *,
+    shards: int | None = None,
+    stop: StopHandle | None = None,
+    on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
+) -> list[TaskRun]:
+    """Run tasks until all have caught up with what is there now, and with each other.
+
+    A task starts when those whose output it reads have caught up. One that fails stops no other:
+    the tasks that read its output go on with what it has published. Tasks that read each other's
+    output in a circle are run until none of them finds anything new.
+    """
+    store = world.planner.journals.store
+    nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
+    runs = [TaskRun(task=spec.name) for spec in specs]
+    first = await current_revision(store)
+    graph = stages(nodes)
+
+    async def once(at: int, revision: int) -> TaskRun:
+        return await run_until(
+            catalog,
+            specs[at],
+            world,
+            revision,
+            shards=shards,
+            stop=stop,
+            on_progress=on_progress,
+            run=runs[at],
+        )
+
+    async def run_stage(stage: Stage) -> None:
+        await asyncio.gather(*(running[up] for up in stage.after))
+        revision = await current_revision(store) if stage.after else first
+        while True:
+            before = sum(runs[at].documents for at in stage.tasks)
+            await asyncio.gather(*(once(at, revision) for at in stage.tasks))
+            done = not stage.circular or sum(runs[at].documents for at in stage.tasks) == before
+            if done or any(runs[at].error or runs[at].stopped for at in stage.tasks):
+                return
+            revision = await current_revision(store)
+
+    running: list[asyncio.Task[None]] = []
+    async with asyncio.TaskGroup() as group:
+        for stage in graph:  # upstream stages come first, so those that it waits for are there
+            running.append(group.create_task(run_stage(stage)))  # noqa: PERF401
+    return runs
+
+
 async def run_until(
     catalog: Catalog,
     spec: TaskSpec,
@@ -141,12 +205,13 @@ async def run_until(
     shards: int | None = None,
     stop: StopHandle | None = None,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
+    run: TaskRun | None = None,
 ) -> TaskRun:
     """Run a task until it has stored what was committed up to `revision`.
 
-    Its errors are part of what became of it, and are not raised.
+    Its errors are part of what became of it, and are not raised. `run` is added to, if given.
     """
-    run = TaskRun(task=spec.name)
+    run = run or TaskRun(task=spec.name)
 
     def progressed(progress: TransactionSummary) -> None:
         run.add(progress)
@@ -164,7 +229,7 @@ async def run_until(
     except PenstockError as error:
         run.error = error
     finally:
-        run.seconds = time.monotonic() - began
+        run.seconds += time.monotonic() - began
         run.stopped = control.is_stopping()
     return run
 

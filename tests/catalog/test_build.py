@@ -211,7 +211,7 @@ def test_transforms_shuffle_by_the_key_of_their_source_unless_told(tmp_path: Pat
         - {name: byKey, source: acme/orders, lambda: lambda.sql, readDelay: 1h}
         - {name: any, source: acme/orders, shuffle: any, lambda: "select $id, $amount, $sub$b;"}
         - {name: own, source: acme/totals, lambda: "select $id;", priority: 2}
-        - {name: chosen, source: acme/orders, shuffle: {key: [/id]}, lambda: "select 1;"}
+        - {name: chosen, source: acme/orders, shuffle: {key: [/id]}, lambda: "select 1 as id;"}
 """,
         more_sql="create table more (id integer);",
         lambda_sql="insert into more values ($id) returning id;",

@@ -9,7 +9,9 @@ from penstock.catalog.diagnostics import Diagnostics
 from penstock.catalog.load import Sources
 from penstock.catalog.schema_bundle import RELAXED, WRITE, BuiltSchema, bundle, relaxed
 from penstock.model.infer import infer
+from penstock.model.reduce import Rule, Strategy
 from penstock.model.schema import CompiledSchema
+from penstock.model.shape import locate
 
 
 def built(directory: Path, files: dict[str, str]) -> BuiltSchema:
@@ -115,6 +117,51 @@ def test_the_draft_of_a_file_goes_with_its_parts(tmp_path: Path) -> None:
         tmp_path, {"catalog.yaml": "schema: common.yaml#Cost", "common.yaml": draft + COMMON}
     )
     assert found.value["$schema"] == "http://json-schema.org/draft-07/schema#"
+
+
+SIBLINGS = """
+  type: object
+  properties:
+    a:
+      $ref: '#/definitions/thing'
+      required: [k]
+      allOf: [{required: [j]}]
+      reduce: {strategy: merge}
+    whole: {$ref: '#/definitions/thing'}
+  definitions:
+    thing: {type: object, properties: {k: {type: integer}, $ref: {type: string}}}
+"""
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07", "draft/2019-09"])
+def test_keywords_beside_a_reference_count_in_every_draft(tmp_path: Path, draft: str) -> None:
+    uri = f"http{'s' * (draft == 'draft/2019-09')}://json-schema.org/{draft}/schema"
+    found = built(tmp_path, {"catalog.yaml": f"schema:\n  $schema: {uri}{SIBLINGS}"})
+    assert accepts(found, {"a": {"k": 1, "j": 2, "$ref": "a member"}, "whole": {}})
+    assert not accepts(found, {"a": {"j": 2}})
+    assert not accepts(found, {"a": {"k": 1}})
+    assert not accepts(found, {"a": {"k": "text", "j": 2}})
+    shape, exists = locate(infer(found.value), "/a")
+    assert not exists
+    assert shape.objects.required("k")
+    assert shape.objects.required("j")
+    rules = CompiledSchema(found.value).active_rules({"a": {"k": 1, "j": 2}})
+    assert rules == {"/a": Rule(strategy=Strategy.MERGE)}
+    assert found.node_at("/properties/a/allOf/0/required").value is not None
+
+
+def test_a_draft_of_the_read_schema_does_not_change_the_write_schema(tmp_path: Path) -> None:
+    write = {"catalog.yaml": f"schema:{SIBLINGS}"}
+    provided = built(tmp_path, write)
+    (tmp_path / "read.yaml").write_text(
+        "schema: {$schema: 'http://json-schema.org/draft-07/schema', $ref: 'flow://write-schema'}"
+    )
+    sources = Sources(Diagnostics())
+    sources.load([tmp_path / "read.yaml"])
+    read = bundle(sources.catalogs[0].members["schema"], sources, {WRITE: provided})
+    assert read is not None
+    assert not accepts(read, {"a": {"j": 2}})
+    assert accepts(read, {"a": {"k": 1, "j": 2}})
 
 
 WRITE_SCHEMA = """

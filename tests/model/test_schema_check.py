@@ -257,3 +257,62 @@ def test_a_good_schema_has_no_problems(schema: dict[str, Any]) -> None:
 @given(strategies.collection_schemas())
 def test_valid_schemas_are_never_called_invalid(schema: dict[str, Any]) -> None:
     assert {p.code for p in check_schema(schema)} <= {"E-IMPOSSIBLE", "E-ROOT"}
+
+
+N_SUM = {"n": {"type": "integer", "reduce": SUM}}
+NOTHING_LOST = {
+    **{
+        f"explicit {strategy}": {
+            "type": "object",
+            "reduce": {"strategy": strategy},
+            "properties": N_SUM,
+        }
+        for strategy in ("lastWriteWins", "firstWriteWins", "minimize", "jsonSchemaMerge")
+    },
+    "explicit append": {
+        "type": "array",
+        "reduce": {"strategy": "append"},
+        "items": {"type": "object", "properties": N_SUM},
+    },
+    "items of a set's object": {
+        "type": "object",
+        "reduce": {"strategy": "set"},
+        "properties": {
+            term: {"type": "object", "additionalProperties": N_SUM["n"]}
+            for term in ("add", "remove", "intersect")
+        },
+    },
+    "items of a set's array": {
+        "type": "object",
+        "reduce": {"strategy": "set", "key": ["/k"]},
+        "properties": {
+            "add": {
+                "type": "array",
+                "items": {"type": "object", "reduce": {"strategy": "merge"}, "properties": N_SUM},
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("schema", NOTHING_LOST.values(), ids=NOTHING_LOST)
+def test_a_location_with_an_annotation_is_as_its_author_wants_it(schema: dict[str, Any]) -> None:
+    assert check_schema(root(a=schema)) == []
+
+
+def test_a_set_replaces_items_without_an_annotation() -> None:
+    add = {"type": "object", "additionalProperties": {"type": "object", "properties": N_SUM}}
+    (found,) = check_schema(
+        root(a={"type": "object", "reduce": {"strategy": "set"}, "properties": {"add": add}})
+    )
+    assert found.message == "the strategy at /a/add/*/n never acts: /a/add/* is replaced as a whole"
+
+
+def test_a_shared_definition_may_act_in_one_place_and_not_in_another() -> None:
+    shared = {"$ref": "#/$defs/money"}
+    schema = root(total=shared, last={"type": "object", "properties": {"cost": shared}})
+    money = {"type": "integer", "reduce": SUM}
+    assert check_schema({**schema, "$defs": {"money": money}}) == []
+    del schema["properties"]["total"]
+    (found,) = check_schema({**schema, "$defs": {"money": money}})
+    assert (found.code, found.pointer) == ("E-REDUCE-PARENT", "/$defs/money/reduce")

@@ -18,7 +18,6 @@ from penstock.runtime.materialize.messages import (
     Acknowledge,
     BindingReport,
     CallTrigger,
-    CheckpointReady,
     Flush,
     Flushed,
     Gather,
@@ -45,6 +44,7 @@ from penstock.runtime.protocol import (
     WriteIntents,
     WriteStats,
 )
+from penstock.runtime.reading import CheckpointReady
 from penstock.runtime.recovery import Persist, Recovered
 from penstock.runtime.stats import Counts
 from penstock.shuffle.delivery import Checkpoint

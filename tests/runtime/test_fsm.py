@@ -26,7 +26,6 @@ from penstock.runtime.materialize.messages import (
     Stored,
     TriggerCalled,
 )
-from penstock.runtime.materialize.state import Idle
 from penstock.runtime.materialize.task import Plan
 from penstock.runtime.protocol import (
     Acknowledged,
@@ -43,6 +42,7 @@ from penstock.runtime.protocol import (
     WriteIntents,
     WriteStats,
 )
+from penstock.runtime.reading import Idle
 from penstock.runtime.recovery import EndpointCheckpoint, Persist, Recovered
 from penstock.runtime.stats import rfc3339
 from runtime.leading import (

@@ -14,7 +14,6 @@ from penstock.runtime.connector.materialize import Pattern
 from penstock.runtime.materialize.fsm import start, step
 from penstock.runtime.materialize.messages import (
     Acknowledge,
-    CheckpointReady,
     Flush,
     Flushed,
     Store,
@@ -38,6 +37,7 @@ from penstock.runtime.protocol import (
     WriteIntents,
     WriteStats,
 )
+from penstock.runtime.reading import CheckpointReady
 from penstock.runtime.recovery import Persist, Recovered
 from runtime.leading import a_task, answer, at, checkpoint, frontier, report
 

@@ -46,7 +46,6 @@ from penstock.runtime.materialize.messages import (
     Stored,
     TriggerCalled,
 )
-from penstock.runtime.materialize.state import Idle
 from penstock.runtime.materialize.task import LeaderBinding, LeaderTask
 from penstock.runtime.patches import Patches, apply_patches
 from penstock.runtime.protocol import (
@@ -66,6 +65,7 @@ from penstock.runtime.protocol import (
     WriteIntents,
     WriteStats,
 )
+from penstock.runtime.reading import Idle
 from penstock.runtime.recovery import (
     EndpointCheckpoint,
     Entries,

@@ -25,10 +25,10 @@ import pyarrow
 
 from penstock import failpoints
 from penstock.connectors import file_previews
-from penstock.connectors.config import check_members, read_flag, read_text
 from penstock.connectors.sql import statements as sql
 from penstock.errors import Bug
 from penstock.model.clock import Clock
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.common import Applied, SparkAttempt
 from penstock.runtime.connector.materialize import (
@@ -164,31 +164,24 @@ class _Connector:
     """The common base of both connectors."""
 
     flush_barrier = False
+    config_schema = ConfigSchema({"path": {"type": "string"}}, required=("path",))
+    resource_schema = ConfigSchema(
+        {"table": {"type": "string"}, "delta_updates": {"type": "boolean"}}, required=("table",)
+    )
 
     def __init__(self, config: Json, *, where: str) -> None:
-        given = check_members(
-            config, ("path",), required=("path",), where=where, example="{path: views}"
-        )
-        self.directory = Path(read_text(given, "path", where=where))
+        self.directory = Path(self.config_schema.read(config, where=where)["path"])
         self._where = where
 
     def path(self, resource: Json) -> tuple[str, ...]:
-        given = check_members(
-            resource,
-            ("table", "delta_updates"),
-            required=("table",),
-            where=self._where,
-            example="{table: orders}",
-        )
-        return (read_text(given, "table", where=self._where),)
+        return (self.resource_schema.read(resource, where=self._where)["table"],)
 
     def location(self, resource: Json) -> tuple[str, ...]:
         return str(self.directory.resolve()), *self.path(resource)
 
     def delta_updates(self, resource: Json) -> bool:
-        return isinstance(resource, dict) and read_flag(
-            resource, "delta_updates", where=self._where
-        )
+        given = self.resource_schema.read(resource, where=self._where)
+        return bool(given.get("delta_updates", False))
 
     def can_reduce(self, field: TargetField) -> bool:
         return False

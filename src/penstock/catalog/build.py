@@ -1,6 +1,6 @@
 """Build specs from catalog files, and find every mistake in one run.
 
-Nothing here starts Spark or calls a connector. Each phase continues with what the previous one
+Nothing here starts Spark or opens a connection. Each phase continues with what the previous one
 understood: files and imports, the grammar, names, collections with their schemas, then everything
 that refers to collections.
 """
@@ -8,12 +8,13 @@ that refers to collections.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from penstock.catalog import reading
 from penstock.catalog.collection import build_collection
+from penstock.catalog.connectors import Connectors
 from penstock.catalog.derivation import build_derivation
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics
 from penstock.catalog.examples import build_test
@@ -24,8 +25,7 @@ from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
 from penstock.catalog.tasks import build_capture, build_materialization, check_shared
 from penstock.errors import UserError
-from penstock.model.json_order import Json
-from penstock.model.spec import Catalog, Endpoint, FragmentStore, StorageMapping
+from penstock.model.spec import Catalog, FragmentStore, StorageMapping
 
 _PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
 _KINDS = {
@@ -44,6 +44,8 @@ class BuildResult:
     catalog: Catalog
     diagnostics: tuple[Diagnostic, ...]
     files: tuple[str, ...]
+    collections: Mapping[str, Node]
+    """Where each collection is written, also one that could not be built."""
 
     @property
     def ok(self) -> bool:
@@ -54,22 +56,18 @@ class InvalidCatalog(UserError):
     """A catalog with errors; the message lists all of them."""
 
 
-Locate = Callable[[Endpoint, str, Json], tuple[str, ...] | None]
-"""Identifies a resource of an endpoint among all others; None if that is not known here."""
-
-
 def build_catalog(
     mains: Sequence[Path],
     *,
     environ: Mapping[str, str] | None,
     allow_outside: bool = False,
-    locate: Locate | None = None,
+    connectors: Connectors | None = None,
 ) -> BuildResult:
     """Read catalogs and their imports, check everything, and build what is valid.
 
     `environ` is where secrets must be set; None skips that check, on machines that check catalogs
-    but never run them. `locate` lets connectors identify resources, so that two tasks that would
-    fill the same one are found.
+    but never run them. `connectors` are those that tasks run with; None skips all checks of
+    endpoints.
     """
     diagnostics = Diagnostics()
     sources = Sources(diagnostics, allow_outside=allow_outside)
@@ -77,15 +75,35 @@ def build_catalog(
     for root in sources.catalogs:
         if root.value is not None:  # an empty file is an empty catalog
             check(root, CATALOG, diagnostics)
-    scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS})
+    scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS}, connectors)
     catalog = _build(scope, environ)
-    if locate is not None:
-        check_shared(catalog.materializations, scope, locate)
+    if connectors is not None:
+        check_shared(catalog.materializations, scope, connectors)
     return BuildResult(
         catalog=catalog,
         diagnostics=tuple(diagnostics),
         files=tuple(root.at.file for root in sources.catalogs),
+        collections=scope.defined["collections"],
     )
+
+
+def build_valid(
+    mains: Sequence[Path],
+    *,
+    environ: Mapping[str, str] | None,
+    allow_outside: bool = False,
+    connectors: Connectors | None = None,
+) -> BuildResult:
+    """Build the catalog; raises InvalidCatalog with every error in it."""
+    result = build_catalog(
+        mains, environ=environ, allow_outside=allow_outside, connectors=connectors
+    )
+    errors = [d for d in result.diagnostics if d.is_error]
+    if errors:
+        count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
+        listed = "\n".join(d.render() for d in errors)
+        raise InvalidCatalog(f"the catalog has {count}\n{listed}")
+    return result
 
 
 def load_catalog(
@@ -93,16 +111,12 @@ def load_catalog(
     *,
     environ: Mapping[str, str] | None,
     allow_outside: bool = False,
-    locate: Locate | None = None,
+    connectors: Connectors | None = None,
 ) -> Catalog:
-    """Build the catalog; raises InvalidCatalog with every error in it."""
-    result = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    errors = [d for d in result.diagnostics if d.is_error]
-    if errors:
-        count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
-        listed = "\n".join(d.render() for d in errors)
-        raise InvalidCatalog(f"the catalog has {count}\n{listed}")
-    return result.catalog
+    """Return a catalog without errors; raises InvalidCatalog."""
+    return build_valid(
+        mains, environ=environ, allow_outside=allow_outside, connectors=connectors
+    ).catalog
 
 
 def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
@@ -146,9 +160,10 @@ def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
     collections = []
     for name, node in scope.defined["collections"].items():
         derive = node.get("derive")
-        derivation = build_derivation(derive, scope, environ) if derive else None
-        if built := scope.collections.get(name):
-            collections.append(dataclasses.replace(built.spec, derivation=derivation))
+        target = scope.collections.get(name)
+        derivation = build_derivation(node, derive, target, scope, environ) if derive else None
+        if target is not None:
+            collections.append(dataclasses.replace(target.spec, derivation=derivation))
     captures = [
         build_capture(name, node, scope, environ)
         for name, node in scope.defined["captures"].items()

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.catalog import reading
+from penstock.catalog.connectors import check_endpoint
 from penstock.catalog.load import Code
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key, key_type
-from penstock.catalog.sqlite_lambdas import LambdaDatabase, check_parameters
-from penstock.catalog.tasks import MAX_TXN_S, build_endpoint
+from penstock.catalog.sqlite_lambdas import LambdaDatabase
+from penstock.catalog.tasks import MAX_TXN_S, build_endpoint, never_runs
+from penstock.model.json_order import ABSENT
+from penstock.model.shape import locate
 from penstock.model.spec import DerivationSpec, Source, Transform
 from penstock.runtime.derive.mistakes import Mistake
+from penstock.runtime.derive.sqlite_code import check_parameters
 
 KeyType: TypeAlias = Literal["boolean", "integer", "string"]
 Engine: TypeAlias = Literal["sqlite", "spark", "python", "local", "connector"]
@@ -50,9 +54,16 @@ class _Draft:
 
 
 def build_derivation(
-    node: Node, scope: Scope, environ: Mapping[str, str] | None
+    collection: Node,
+    node: Node,
+    target: Known | None,
+    scope: Scope,
+    environ: Mapping[str, str] | None,
 ) -> DerivationSpec | None:
-    """Build the `derive` stanza of a collection; None if it names no supported engine."""
+    """Build the `derive` stanza of a collection; None if it names no supported engine.
+
+    `target` is the collection, None if it could not be built.
+    """
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
     transforms_node = node.get("transforms")
@@ -63,6 +74,11 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
+    disabled = never_runs(node) or reading.flag(collection, "delete")
+    if not disabled:
+        _check_enabled(transforms_node, scope)
+    if engine in ("local", "connector"):
+        check_endpoint("derivation", using, (), scope.sources, scope.connectors, disabled=disabled)
     if using is None or engine is None:
         return None
     inner = using.members[engine]
@@ -70,7 +86,7 @@ def build_derivation(
     blocks = [scope.sources.code(m) for m in (migrations_node.items if migrations_node else ())]
     migrations = [block for block in blocks if block is not None]
     if engine == "sqlite":
-        _check_sqlite(migrations, drafts, scope)
+        _check_sqlite(migrations, drafts, target, scope)
     elif engine == "python" and (module := inner.get("module")):
         _check_module(scope.sources.code(module), scope)
     return DerivationSpec(
@@ -112,6 +128,19 @@ def _transform(draft: _Draft, source: Source) -> Transform:
         disable=reading.flag(draft.node, "disable"),
         backfill=reading.whole(draft.node, "backfill", 0),
     )
+
+
+def _check_enabled(transforms: Node | None, scope: Scope) -> None:
+    """Warn of a derivation that reads nothing. One without any transform is a wrong form."""
+    items = transforms.items if transforms else ()
+    if transforms and items and all(reading.flag(item, "disable") for item in items):
+        scope.sources.error(
+            transforms,
+            "W-DISABLED",
+            "all transforms are disabled: the derivation runs, reads nothing and publishes nothing",
+            hint="enable one, or disable the whole derivation with shards: {disable: true}",
+            at=transforms.key_at,
+        )
 
 
 def _check_names(drafts: Sequence[_Draft], scope: Scope) -> None:
@@ -186,7 +215,10 @@ def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
     return scope.sources.code(node)
 
 
-def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: Scope) -> None:
+def _check_sqlite(
+    migrations: Sequence[Code], drafts: Sequence[_Draft], target: Known | None, scope: Scope
+) -> None:
+    keyed = [at for at in target.spec.key if not _has_default(target, at)] if target else []
     database = LambdaDatabase()
     try:
         broken = [(block, database.migrate(block.text)) for block in migrations]
@@ -195,15 +227,25 @@ def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: S
         for draft in drafts:
             if draft.code is None:
                 continue
-            if draft.known is not None:
-                names = [field.name for field in draft.known.spec.fields]
-                spec = draft.known.spec
-                for found in check_parameters(draft.code.text, names, spec.name):
-                    _report(draft.code, found, scope)
+            fields = draft.known.spec.fields if draft.known else ()
+            wrong = list(
+                check_parameters(draft.code.text, fields, draft.known.spec.name)
+                if draft.known
+                else ()
+            )
+            for found in wrong:
+                _report(draft.code, found, scope)
             if not any(mistake for _, mistake in broken):
-                _report(draft.code, database.compile(draft.code.text), scope)
+                mistake = database.compile(draft.code.text)
+                if mistake is None and draft.known is not None and not wrong:
+                    mistake = database.check_key(draft.code.text, fields, keyed)
+                _report(draft.code, mistake, scope)
     finally:
         database.close()
+
+
+def _has_default(target: Known, location: str) -> bool:
+    return locate(target.shape, location)[0].default is not ABSENT
 
 
 def _check_module(code: Code | None, scope: Scope) -> None:

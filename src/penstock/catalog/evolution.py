@@ -1,12 +1,19 @@
-"""Check that a changed catalog fits the documents already stored.
+"""Check that a changed catalog fits what is already there: documents, and state of derivations.
 
 A changed collection keeps its journals, so every document in them must be readable under the new
 schema (`journal.compatible`). A collection without documents may change in any way.
+
+Migrations made the tables that a derivation's state is in, and never run again. So those of the
+recorded catalog stay as they are, and new ones follow them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from penstock.catalog.desired import Change, Check
+from penstock.catalog.diagnostics import Diagnostic
+from penstock.catalog.nodes import Node
 from penstock.consensus.store import Consensus
 from penstock.journal.compatible import incompatible
 from penstock.journal.journals import Journals
@@ -14,14 +21,20 @@ from penstock.model.spec import CollectionSpec
 from penstock.model.violations import Problem
 
 
-def fits_documents(store: Consensus) -> Check:
-    """Return a check for `desired.apply` that refuses changes which make documents unreadable."""
+def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None) -> Check:
+    """Return a check for `desired.apply` that refuses changes which do not fit what is stored.
+
+    `collections` are where the changed catalog is written, for positions.
+    """
     journals = Journals(store)
 
     async def check(change: Change) -> str | None:
         before, after = change.before, change.after
         if not isinstance(before, CollectionSpec) or not isinstance(after, CollectionSpec):
             return None
+        if changed := list(changed_migrations(before, after)):
+            node = (collections or {}).get(after.name)
+            return "\n    ".join(_located(problem, node) for problem in changed)
         problems = [p for p in incompatible(before, after) if not p.code.startswith("W-")]
         if not problems and not after.reset:
             return None
@@ -31,6 +44,40 @@ def fits_documents(store: Consensus) -> Check:
         return None
 
     return check
+
+
+def changed_migrations(before: CollectionSpec, after: CollectionSpec) -> Iterator[Problem]:
+    """Yield every migration of a derivation that was recorded, and is not as it was."""
+    if before.derivation is None or after.derivation is None or after.delete:
+        return
+    published, now = before.derivation.migrations, after.derivation.migrations
+    for i, text in enumerate(published):
+        if i < len(now) and now[i].strip() == text.strip():
+            continue
+        did = "changed" if i < len(now) else "was removed"
+        yield Problem(
+            code="E-MIGRATION",
+            pointer=f"/derive/using/sqlite/migrations/{i}",
+            message=f"migration {i + 1} {did} since it was applied",
+            hint="leave it as it was, and append a new one to the list"
+            if i < len(now)
+            else "put it back: the state of the derivation is in its tables",
+        )
+
+
+def _located(problem: Problem, collection: Node | None) -> str:
+    if collection is None:
+        text = f"{problem.pointer}: {problem.message} [{problem.code}]\n  hint: {problem.hint}"
+    else:
+        node = collection.closest(problem.pointer)
+        text = Diagnostic(
+            at=node.at,
+            pointer=node.pointer,
+            code=problem.code,
+            message=problem.message,
+            hint=problem.hint,
+        ).render()
+    return text.replace("\n", "\n    ")
 
 
 def _objection(journal: str, problems: list[Problem], *, reset: bool) -> str:

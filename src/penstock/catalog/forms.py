@@ -86,6 +86,7 @@ class ListOf:
     expected: str
     item: Form
     at_least: int = 0
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ class _Checker:
     def _mismatch(self, node: Node, form: Form, found: str | None = None) -> None:
         message = f"expected {form.expected}, found {found or node.describe()}"
         code = form.code if isinstance(form, Text) and node.text is not None else "E-TYPE"
-        hint = form.hint if isinstance(form, Text) else None
+        hint = form.hint if isinstance(form, Text | ListOf) else None
         if isinstance(form, BooleanValue) and node.text is not None:
             hint = "write true or false, in lower case and without quotes"
         self._report(node, code, message, hint)

@@ -260,7 +260,13 @@ DERIVE = KeyedMapping(
         "using": _required("The engine, such as sqlite, spark or python.", USING),
         "transforms": _required(
             "Sources, and the code that runs on them. Their order breaks ties.",
-            ListOf("a list of transforms", TRANSFORM),
+            ListOf(
+                "a list of transforms",
+                TRANSFORM,
+                at_least=1,
+                hint="a derivation without a transform reads nothing: "
+                "write - {name: fromOrders, source: acme/orders, …}",
+            ),
         ),
         "transform": Unsupported(
             "E-OLD-DERIVE",

@@ -4,6 +4,9 @@ A `$ref` may lead into the schema itself, to another file (`common.yaml#/$defs/m
 (`schema.yaml#Join`), or to a schema that Penstock provides (`flow://write-schema`). The result has
 only references of the form `#/…`: what lies elsewhere is copied below `$defs`, once. So validation,
 inference and executors never need another file.
+
+Keywords beside a `$ref` count in every draft. Drafts before 2019-09 ignore them, and with them a
+`required` or a `reduce` that its author meant; so there the reference moves into an `allOf`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.load import ResolvedReference, Sources, find_fragment
 from penstock.catalog.nodes import Node
 from penstock.model import pointer as pointers
+from penstock.model.draft import Draft
 from penstock.model.json_order import ABSENT
 from penstock.model.shape import Shape, locate
 
@@ -145,6 +149,8 @@ class _Bundler:
             self._definitions[name] = self._schema(node, home)
         if self._definitions:
             value["$defs"] = {**value.get("$defs", {}), **self._definitions}
+        if not Draft.of(value).ref_has_siblings:
+            value = _with_siblings(value)
         chain = _find_cycle(value)
         built = BuiltSchema(
             value,
@@ -308,6 +314,22 @@ def _reroot(schema: Schema, prefix: str) -> Schema:
         else _reroot(value, prefix)
         for word, value in schema.items()
     }
+
+
+def _with_siblings(schema: Schema) -> Schema:
+    """Rewrite a schema so that the keywords beside its references count in older drafts too."""
+    if isinstance(schema, list):
+        return [_with_siblings(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {
+        word: value if word in _NOT_SCHEMAS else _with_siblings(value)
+        for word, value in schema.items()
+    }
+    if isinstance(result.get("$ref"), str) and len(result) > 1:
+        reference = {"$ref": result.pop("$ref")}
+        result["allOf"] = [*result.get("allOf", ()), reference]  # last: others keep their place
+    return result
 
 
 def _find_cycle(schema: dict[str, Any]) -> list[str] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.catalog import reading
+from penstock.catalog.connectors import Connectors
 from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
@@ -43,9 +44,15 @@ class Scope:
     reference to such a definition is not a second mistake.
     """
 
-    def __init__(self, sources: Sources, defined: Mapping[str, Mapping[str, Node]]) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        defined: Mapping[str, Mapping[str, Node]],
+        connectors: Connectors | None = None,
+    ) -> None:
         self.sources = sources
         self.defined = defined
+        self.connectors = connectors
         self.collections: dict[str, Known] = {}
 
     def collection(self, node: Node | None) -> Known | None:

@@ -6,107 +6,114 @@ that reach outside the database are refused, and nothing runs for long.
 
 from __future__ import annotations
 
-import re
-import sqlite3
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Sequence
 
-from penstock.catalog.diagnostics import nearest
+import apsw
+
+from penstock.model import pointer
+from penstock.model.spec import Field
 from penstock.runtime.derive.mistakes import Mistake
+from penstock.runtime.derive.sqlite_code import (
+    NULLS,
+    Statement,
+    error_offset,
+    is_whole_document,
+    line_of,
+    member_names,
+    refusal,
+    statements,
+)
 
 _STEPS_MAX = 5_000_000
-_OUTSIDE = {
-    sqlite3.SQLITE_ATTACH: "ATTACH reaches outside the derivation's database",
-    sqlite3.SQLITE_DETACH: "DETACH reaches outside the derivation's database",
-    sqlite3.SQLITE_TRANSACTION: "the runtime begins and commits transactions",
-    sqlite3.SQLITE_SAVEPOINT: "the runtime begins and commits transactions",
-}
-_NOISE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_PARAMETER = re.compile(r"(?<![\w$])\$([A-Za-z_][\w$]*)")
-
-
-def parameter(field: str) -> str:
-    """Return the SQL parameter of a field, without its `$`: `object/foo` is `object$foo`."""
-    return re.sub(r"[^0-9A-Za-z$]", "_", field.replace("/", "$"))
-
-
-def check_parameters(sql: str, fields: Iterable[str], collection: str) -> Iterator[Mistake]:
-    """Yield every `$name` that is not exactly one field of the source."""
-    known: dict[str, list[str]] = {}
-    for field in fields:
-        known.setdefault(parameter(field), []).append(field)
-    blank = _NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), sql)
-    first_use: dict[str, int] = {}
-    for match in _PARAMETER.finditer(blank):
-        first_use.setdefault(match[1], match.start())
-    for used, offset in first_use.items():
-        found = known.get(used, [])
-        if not found:
-            close = nearest(used, known, 3) or sorted(known)[:3]
-            message = f"${used} is not a field of {collection}"
-            hint = f"did you mean {', '.join(f'${c}' for c in close)}?"
-            yield Mistake(code="E-PARAM", offset=offset, message=message, hint=hint)
-        elif len(found) > 1:
-            message = f"${used} is ambiguous: {' or '.join(found)}"
-            hint = "give one of them a projection with another name"
-            yield Mistake(code="E-PARAM", offset=offset, message=message, hint=hint)
 
 
 class LambdaDatabase:
     """An in-memory database with the tables of the migrations run so far, without rows."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect(":memory:", isolation_level=None)
+        self._db = apsw.Connection(":memory:")
         self._denied: str | None = None
-        self._db.set_authorizer(self._authorize)
+        self._migrating = False
+        self._db.authorizer = self._authorize
 
     def close(self) -> None:
         self._db.close()
 
     def migrate(self, sql: str) -> Mistake | None:
-        return self._execute_all(sql, "{}")
-
-    def compile(self, sql: str) -> Mistake | None:
-        return self._execute_all(sql, "EXPLAIN {}")
-
-    def _authorize(self, action: int, *_: object) -> int:
-        self._denied = _OUTSIDE.get(action)
-        return sqlite3.SQLITE_DENY if self._denied else sqlite3.SQLITE_OK
-
-    def _execute_all(self, sql: str, form: str) -> Mistake | None:
-        for offset, statement in statements(sql):
-            self._denied = None
-            self._db.set_progress_handler(lambda: 1, _STEPS_MAX)
-            try:
-                self._db.execute(form.format(statement), _Nulls())
-            except (sqlite3.Error, ValueError) as e:
-                message = self._denied or str(e)
-                near = re.search(r'near "(.*?)"', message)
-                found = statement.find(near[1]) if near else -1
-                at = offset + max(found, 0)
-                line = sql.count("\n", 0, at) + 1
-                return Mistake(code="E-LAMBDA", offset=at, message=f"line {line}: {message}")
+        """Run a migration; return what is wrong with it."""
+        self._migrating = True
+        for statement in statements(sql):
+            if mistake := self._execute(sql, statement, statement.text):
+                return mistake
         return None
 
+    def compile(self, sql: str) -> Mistake | None:
+        """Compile a lambda; return what is wrong with it."""
+        self._migrating = False
+        for statement in statements(sql):
+            if mistake := self._execute(sql, statement, f"EXPLAIN {statement.text}"):
+                return mistake
+        return None
 
-def statements(sql: str) -> Iterator[tuple[int, str]]:
-    """Yield the statements of a block with their offsets; the last needs no semicolon."""
-    start = 0
-    for match in re.finditer(";", sql):
-        statement = sql[start : match.end()]
-        if sqlite3.complete_statement(statement):
-            yield _trimmed(start, statement)
-            start = match.end()
-    offset, rest = _trimmed(start, sql[start:])
-    if _NOISE.sub("", rest).strip() or re.search(r"['\"]", rest):
-        yield offset, rest
+    def check_key(self, sql: str, fields: Iterable[Field], key: Sequence[str]) -> Mistake | None:
+        """Find a lambda that compiles, publishes, and never gives all locations of the key.
 
+        A column gives the locations below the member of its name. Nothing is known of a statement
+        whose only column begins with `json`: it is the document.
+        """
+        names = member_names(fields)
+        without: tuple[int, list[str]] | None = None
+        for statement in statements(sql):
+            columns = self._columns(statement.text)
+            if not columns:
+                continue
+            if is_whole_document(columns):
+                return None
+            members = {names.get(column, column) for column in columns}
+            missing = [at for at in key if pointer.parse(at)[0] not in members]
+            if not missing:
+                return None
+            without = without or (statement.offset, missing)
+        if without is None:
+            return None
+        offset, missing = without
+        member = pointer.parse(missing[0])[0]
+        return Mistake(
+            code="E-LAMBDA",
+            offset=offset,
+            message=f"line {line_of(sql, offset)}: no column gives the key {', '.join(missing)}",
+            hint=f'name a column "{member}"',
+        )
 
-def _trimmed(start: int, statement: str) -> tuple[int, str]:
-    return start + len(statement) - len(statement.lstrip()), statement.strip()
+    def _columns(self, sql: str) -> list[str]:
+        """Return the columns of a statement, without running it."""
+        found: list[str] = []
 
+        def trace(cursor: apsw.Cursor, _: str, __: object) -> bool:
+            found.extend(name for name, *_ in cursor.get_description())
+            return False
 
-class _Nulls(dict[str, None]):
-    """NULL for every parameter."""
+        cursor = self._db.cursor()
+        cursor.exec_trace = trace
+        with contextlib.suppress(apsw.ExecTraceAbort):
+            cursor.execute(sql, NULLS)
+        return found
 
-    def __missing__(self, name: str) -> None:
+    def _authorize(
+        self, action: int, name: str | None, argument: str | None, _: str | None, __: str | None
+    ) -> int:
+        why = refusal(action, name, argument, migrating=self._migrating)
+        self._denied = self._denied or why
+        return apsw.SQLITE_DENY if why else apsw.SQLITE_OK
+
+    def _execute(self, sql: str, statement: Statement, text: str) -> Mistake | None:
+        self._denied = None
+        self._db.set_progress_handler(lambda: True, _STEPS_MAX)
+        try:
+            self._db.execute(text, NULLS).fetchall()
+        except (apsw.Error, ValueError) as e:
+            at = statement.offset + error_offset(e, text, len(text) - len(statement.text))
+            message = f"line {line_of(sql, at)}: {self._denied or e}"
+            return Mistake(code="E-LAMBDA", offset=at, message=message)
         return None

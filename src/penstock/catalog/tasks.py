@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from penstock.catalog import reading
+from penstock.catalog.connectors import Connectors, check_endpoint, check_followed
 from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
 from penstock.catalog.secret_references import check_references
-from penstock.model.json_order import Json, canonical_json
+from penstock.errors import UserError
+from penstock.model.json_order import canonical_json
 from penstock.model.spec import (
     AutoDiscover,
     CaptureBinding,
@@ -75,6 +77,12 @@ def build_endpoint(
     )
 
 
+def never_runs(node: Node) -> bool:
+    """True if a task is disabled, or about to be removed."""
+    shards = node.get("shards")
+    return reading.flag(node, "delete") or (shards is not None and reading.flag(shards, "disable"))
+
+
 def build_capture(
     name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> CaptureSpec | None:
@@ -83,6 +91,14 @@ def build_capture(
     items = bindings_node.items if bindings_node else ()
     bindings = [_capture_binding(item, scope) for item in items]
     _check_resources(items, scope)
+    check_endpoint(
+        "capture",
+        node.get("endpoint"),
+        items,
+        scope.sources,
+        scope.connectors,
+        disabled=never_runs(node),
+    )
     if endpoint is None:
         return None
     discover = node.get("autoDiscover")
@@ -141,6 +157,16 @@ def build_materialization(
     on_incompatible = reading.word(node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, "backfill")
     bindings = [_materialization_binding(item, scope, on_incompatible) for item in items]
     _check_resources(items, scope)
+    disabled = never_runs(node)
+    check_endpoint(
+        "materialization",
+        node.get("endpoint"),
+        items,
+        scope.sources,
+        scope.connectors,
+        disabled=disabled,
+    )
+    check_followed(node, scope.sources, scope.connectors, disabled=disabled)
     triggers = _triggers(node.get("triggers"), scope, environ)
     if endpoint is None:
         return None
@@ -290,9 +316,7 @@ def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
 
 
 def check_shared(
-    tasks: Sequence[MaterializationSpec],
-    scope: Scope,
-    locate: Callable[[Endpoint, str, Json], tuple[str, ...] | None],
+    tasks: Sequence[MaterializationSpec], scope: Scope, connectors: Connectors
 ) -> None:
     """Report active bindings of the catalog that fill the same resource, however it is spelled."""
     first: dict[tuple[str, ...], tuple[str, Node]] = {}
@@ -304,7 +328,7 @@ def check_shared(
             resource = binding.get("resource")
             if resource is None or reading.flag(binding, "disable"):
                 continue
-            location = locate(task.endpoint, task.name, resource.plain())
+            location = _located(task, resource, scope, connectors)
             if location is None:
                 continue
             other, see = first.setdefault(location, (task.name, resource))
@@ -318,6 +342,20 @@ def check_shared(
                 hint="give each its own table: two tasks in one table count everything twice",
                 see=see,
             )
+
+
+def _located(
+    task: MaterializationSpec, resource: Node, scope: Scope, connectors: Connectors
+) -> tuple[str, ...] | None:
+    """Return what tells a resource from all others, unless it or its endpoint is wrong."""
+    schemas = connectors.schemas("materialization", task.endpoint.image or "")
+    if schemas is None or schemas.resource.problems(resource.plain()):
+        return None  # reported already
+    try:
+        return connectors.locate(task.endpoint, task.name, resource.plain())
+    except UserError as refused:  # a limit that no schema can state
+        scope.sources.error(resource, "E-CONFIG", refused.what, hint=refused.fix)
+        return None
 
 
 def _check_hook(hook: Node, scope: Scope) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,9 +17,8 @@ from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.catalog.build import BuildResult
     from penstock.catalog.desired import ApplyResult
-    from penstock.connectors.builtin import IdleTask
-    from penstock.model.spec import Catalog
 
 _COLUMNS = (
     TableColumn("CHANGE"),
@@ -55,41 +52,38 @@ def apply(
 
     Example: penstock apply catalog.yaml --dry-run
     """
-    from penstock.catalog.build import load_catalog
-    from penstock.connectors.builtin import idle_tasks, locate
+    from penstock.catalog.build import build_valid
+    from penstock.connectors.builtin import BUILTIN
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("no catalog given", fix="penstock apply catalog.yaml")
     environ = None if without_secrets else os.environ
-    catalog = load_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
-    applied = stops.run(_apply(settings, catalog, dry_run=dry_run))
-    idle = idle_tasks(catalog)
+    built = build_valid(mains, environ=environ, allow_outside=allow_outside, connectors=BUILTIN)
+    applied = stops.run(_apply(settings, built, dry_run=dry_run))
     if settings.json:
-        print_json(report(applied, idle, dry_run=dry_run))
+        print_json(report(applied, dry_run=dry_run))
         return
     rows = [[text or "-" for text in change.values()] for change in changes(applied)]
     print_table(_COLUMNS, rows)
     stderr.print(summary(applied, dry_run=dry_run), markup=False)
-    for task in idle:
-        stderr.print(f"{task.name} is recorded, but will not run: {task.why}", markup=False)
 
 
-async def _apply(settings: Settings, catalog: Catalog, *, dry_run: bool) -> ApplyResult:
+async def _apply(settings: Settings, built: BuildResult, *, dry_run: bool) -> ApplyResult:
     from penstock.catalog import desired
-    from penstock.catalog.evolution import fits_documents
+    from penstock.catalog.evolution import fits_stored
 
     async with opened(settings, create=True) as store:
-        return await desired.apply(store, catalog, check=fits_documents(store), dry_run=dry_run)
+        check = fits_stored(store, built.collections)
+        return await desired.apply(store, built.catalog, check=check, dry_run=dry_run)
 
 
-def report(applied: ApplyResult, idle: Sequence[IdleTask], *, dry_run: bool) -> dict[str, object]:
+def report(applied: ApplyResult, *, dry_run: bool) -> dict[str, object]:
     """Return the result for --json."""
     return {
         "version": applied.version,
         "dry_run": dry_run,
         "changes": changes(applied),
-        "cannot_run": [dataclasses.asdict(task) for task in idle],
     }
 
 

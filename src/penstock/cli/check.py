@@ -43,8 +43,8 @@ def check(
 ) -> None:
     """Check a catalog and its imports, and report every mistake. Does not start Spark.
 
-    If the data directory holds documents, a change that would make them unreadable is a mistake
-    too.
+    If the data directory holds documents, or state of derivations, a change that does not fit
+    them is a mistake too.
 
     Example: penstock check catalog.yaml
     """
@@ -52,13 +52,13 @@ def check(
         print_json(editor_schema())
         return
     from penstock.catalog.build import build_catalog
-    from penstock.connectors.builtin import locate
+    from penstock.connectors.builtin import BUILTIN
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("no catalog given", fix="penstock check catalog.yaml")
     environ = None if without_secrets else os.environ
-    result = build_catalog(mains, environ=environ, allow_outside=allow_outside, locate=locate)
+    result = build_catalog(mains, environ=environ, allow_outside=allow_outside, connectors=BUILTIN)
     refused = stops.run(_refused(settings, result)) if result.ok else None
     if settings.json:
         print_json({**report(result, explain=explain), "refused": refused and refused.what})
@@ -73,14 +73,15 @@ def check(
 async def _refused(settings: Settings, result: BuildResult) -> ChangeRefused | None:
     """Return why the catalog cannot replace the current one; None if it can."""
     from penstock.catalog.desired import ChangeRefused, apply
-    from penstock.catalog.evolution import fits_documents
+    from penstock.catalog.evolution import fits_stored
     from penstock.deployment import is_there
 
     if not is_there(settings):
         return None
     async with opened(settings) as store:
         try:
-            await apply(store, result.catalog, check=fits_documents(store), dry_run=True)
+            check = fits_stored(store, result.collections)
+            await apply(store, result.catalog, check=check, dry_run=True)
         except ChangeRefused as refused:
             return refused
     return None

@@ -24,7 +24,7 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.model.json_order import Json
-    from penstock.model.spec import Catalog
+    from penstock.model.spec import Catalog, MaterializationSpec
     from penstock.runtime.connector.materialize import Materialization
     from penstock.runtime.control import Control
     from penstock.runtime.kinds import TaskSpec
@@ -61,12 +61,13 @@ def preview(
         bool, typer.Option("--output-apply", help="Print what was applied, once per session.")
     ] = False,
 ) -> None:
-    """Run a task with its real connector, in tables that are forgotten afterwards.
+    """Run a task against a state of its own, to see what it would do.
 
-    It reads the collections of the data directory from their beginning and writes to the task's
-    endpoint, into tables of its own there: like those of the task, where these exist, but empty. It
-    changes none of the task's tables, publishes nothing, and calls no webhook. Its tables are
-    removed at the end; if it is killed, the next preview at the endpoint removes them.
+    It reads the collections of the data directory from their beginning, publishes nothing, and
+    calls no webhook. A derivation prints what it would publish. A materialization runs with its
+    real connector, in tables of its own at the task's endpoint: like those of the task, where these
+    exist, but empty. It changes none of the task's tables. Its tables are removed at the end; if it
+    is killed, the next preview at the endpoint removes them.
 
     Several sessions share one state, and every session but the last one stops with work left over,
     as a crash would.
@@ -119,10 +120,12 @@ class _Preview:
         from penstock.batch import make_world
         from penstock.catalog.build import load_catalog
         from penstock.consensus.open import open_consensus
+        from penstock.model.spec import MaterializationSpec
 
         catalog = load_catalog([source], environ=None)
         spec = _task(catalog, name)
-        self._image = spec.endpoint.image or spec.endpoint.kind
+        if isinstance(spec, MaterializationSpec):
+            self._image = spec.endpoint.image or spec.endpoint.kind
         with tempfile.TemporaryDirectory(prefix="penstock-preview-") as directory:
             async with opened(self._settings) as store, contextlib.AsyncExitStack() as stack:
                 preview_store = await open_consensus(f"sqlite:///{directory}/state.db")
@@ -138,7 +141,9 @@ class _Preview:
         """Run sessions until they are done, or until a stop."""
         from penstock.runtime.control import Control, StoppedEarly
 
-        control = Control(on_applied=self._applied, on_state=self._committed)
+        control = Control(
+            on_applied=self._applied, on_state=self._committed, on_document=_print_document
+        )
         timer = None
         if limit_s is not None:
             timer = asyncio.get_running_loop().call_later(limit_s, control.stop)
@@ -155,9 +160,15 @@ class _Preview:
         self, catalog: Catalog, spec: TaskSpec, world: World, control: Control
     ) -> None:
         from penstock.batch import build_stoppably
+        from penstock.model.spec import MaterializationSpec
 
-        stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
         name = f"{spec.name}/preview"
+        if not isinstance(spec, MaterializationSpec):
+            stderr.print(f"previewing {spec.name}: nothing is published", markup=False)
+            task = await build_stoppably(catalog, spec, control, shards=self._shards, name=name)
+            await self._run_sessions(task, world, control)
+            return
+        stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
         async with _preview_tables(spec, control) as connector:
             task = await build_stoppably(
                 catalog, spec, control, shards=self._shards, name=name, connector=connector
@@ -199,21 +210,32 @@ def _print(kind: str, value: Json) -> None:
     sys.stdout.flush()
 
 
+def _print_document(collection: str, document: str) -> None:
+    sys.stdout.write(f"[{json.dumps(collection, ensure_ascii=False)},{document}]\n")
+    sys.stdout.flush()
+
+
 def _task(catalog: Catalog, name: str | None) -> TaskSpec:
-    found = [spec for spec in catalog.materializations if name in (None, spec.name)]
+    from penstock.runtime.kinds import runnable_tasks
+
+    tasks = runnable_tasks(catalog)
+    found = [spec for spec in tasks if name in (None, spec.name)]
     if len(found) == 1:
         return found[0]
-    known = ", ".join(spec.name for spec in catalog.materializations)
-    if name is None and found:
-        raise UsageError("the catalog has several tasks", fix=f"choose one with --name: {known}")
+    known = ", ".join(spec.name for spec in tasks)
+    if found:
+        what = f"several tasks are called {name}" if name else "the catalog has several tasks"
+        raise UsageError(what, fix=f"choose one with --name: {known}")
     raise UserError(
-        f"there is no materialization {name}" if name else "the catalog has no materialization",
-        fix=f"one of {known}" if known else "only materializations can be previewed",
+        f"there is no task {name}" if name else "the catalog has no task",
+        fix=f"one of {known}" if known else "derivations and materializations can be previewed",
     )
 
 
 @contextlib.asynccontextmanager
-async def _preview_tables(spec: TaskSpec, control: Control) -> AsyncIterator[Materialization]:
+async def _preview_tables(
+    spec: MaterializationSpec, control: Control
+) -> AsyncIterator[Materialization]:
     """The task's connector, for tables that nobody else uses."""
     from penstock.connectors.builtin import materialization
     from penstock.runtime.waiting import in_thread, interruptible

@@ -49,9 +49,10 @@ def run(
 ) -> None:
     """Run tasks until everything that is there when it starts has been processed.
 
-    What is appended meanwhile may be processed as well, or by the next run. Each transaction
-    happens completely and once, also if this process is killed in between: run it again, and it
-    goes on where it was. One task that fails does not stop another; the exit code is 1 then.
+    What is appended meanwhile may be processed as well, or by the next run. A task starts when the
+    derivations that it reads from have caught up. Each transaction happens completely and once,
+    also if this process is killed in between: run it again, and it goes on where it was. One task
+    that fails does not stop another; the exit code is 1 then.
 
     Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
     a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
@@ -92,9 +93,7 @@ def _line(run: TaskRun) -> str:
 async def _run(
     settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
 ) -> None:
-    from penstock.batch import StopHandle, open_world, run_until, tasks_to_run
-    from penstock.connectors.builtin import idle_tasks
-    from penstock.journal.follower import current_revision
+    from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
 
     loop = asyncio.get_running_loop()
     until = None if limit_s is None else loop.time() + limit_s
@@ -103,10 +102,7 @@ async def _run(
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
-            for each in () if names else idle_tasks(catalog):
-                stderr.print(f"{each.name} does not run: {each.why}", markup=False)
             world = await open_world(settings, store, ends=True)
-            revision = await current_revision(store)
         handle = StopHandle()
 
         def stop() -> None:
@@ -115,27 +111,15 @@ async def _run(
             handle.stop()
 
         with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
-            running = [
-                asyncio.create_task(
-                    run_until(
-                        catalog,
-                        spec,
-                        world,
-                        revision,
-                        shards=shards,
-                        stop=handle,
-                        on_progress=shown,
-                    )
-                )
-                for spec in specs
-            ]
-            if running:
-                left_s = None if until is None else max(0.0, until - loop.time())
-                _, late = await asyncio.wait(running, timeout=left_s)
-                if late:
-                    stderr.print(f"stopping after {limit_s:g} s, as asked", markup=False)
-                    handle.stop()
-            runs = list(await asyncio.gather(*running))
+            running = asyncio.create_task(
+                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
+            )
+            left_s = None if until is None else max(0.0, until - loop.time())
+            _, late = await asyncio.wait([running], timeout=left_s)
+            if late:
+                stderr.print(f"stopping after {limit_s:g} s, as asked", markup=False)
+                handle.stop()
+            runs = await running
         _print(runs, as_json=settings.json)
         failed = any(run.error for run in runs)
         if any(run.stopped for run in runs):

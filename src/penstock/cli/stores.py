@@ -41,15 +41,16 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
 async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     """The catalog that was applied last; one that is given is applied first."""
     from penstock.catalog import desired
-    from penstock.catalog.build import load_catalog
-    from penstock.catalog.evolution import fits_documents
-    from penstock.connectors.builtin import locate
+    from penstock.catalog.build import build_valid
+    from penstock.catalog.evolution import fits_stored
+    from penstock.connectors.builtin import BUILTIN
     from penstock.runtime.waiting import Waits
 
     given = None
     if settings.catalog:
-        given = load_catalog(settings.catalog, environ=None, locate=locate)
+        given = build_valid(settings.catalog, environ=None, connectors=BUILTIN)
     with Waits().on("this command", f"the consensus store {mask_url(settings.consensus)}"):
         if given is not None:
-            await desired.apply(store, given, check=fits_documents(store))
+            check = fits_stored(store, given.collections)
+            await desired.apply(store, given.catalog, check=check)
         return await desired.load(store)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.errors import UserError
+from penstock.model.config_schema import ConnectorSchemas
 from penstock.model.json_order import Json
-from penstock.model.spec import Catalog, Endpoint
+from penstock.model.spec import Endpoint
 from penstock.runtime.connector.materialize import Materialization
 
 CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -22,75 +21,56 @@ CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
 """Module and class of each connector. A module is imported when a task needs it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleTask:
-    """A task that is recorded and cannot run."""
+class BuiltinConnectors:
+    """What building a catalog asks about connectors (`penstock.catalog.connectors.Connectors`)."""
 
-    kind: str
-    name: str
-    why: str
+    def images(self, kind: str) -> tuple[str, ...]:
+        """Return the images of a kind of task."""
+        return tuple(f"penstock/{name}" for name in CONNECTORS.get(kind, ()))
 
+    def schemas(self, kind: str, image: str) -> ConnectorSchemas | None:
+        """Return what the connector of an image accepts; None if there is no such connector."""
+        found = CONNECTORS.get(kind, {}).get(_name(image))
+        if found is None:
+            return None
+        connector = _load(found)
+        return ConnectorSchemas(config=connector.config_schema, resource=connector.resource_schema)
 
-def idle_tasks(catalog: Catalog) -> list[IdleTask]:
-    """Return the tasks of a catalog that are meant to run, and that this release cannot run."""
-    planned = [
-        *(("capture", spec.name, spec.shards) for spec in catalog.captures),
-        *(
-            ("derivation", spec.name, spec.derivation.shards)
-            for spec in catalog.derivations
-            if spec.derivation
-        ),
-    ]
-    found = [
-        IdleTask(kind=kind, name=name, why=f"{kind}s do not run yet")
-        for kind, name, shards in planned
-        if not shards.disable
-    ]
-    found += [
-        IdleTask(kind="materialization", name=spec.name, why=_no_connector(spec.endpoint))
-        for spec in catalog.materializations
-        if not spec.shards.disable and _find("materialization", spec.endpoint) is None
-    ]
-    return found
+    def locate(self, endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
+        """Return what tells a resource from all others; None if the configuration does not say.
+
+        Raises `UserError` if the endpoint cannot have such a resource.
+        """
+        try:
+            connector = materialization(endpoint, task)
+        except UserError:
+            return None  # reported by its schema; or a secret that is set only where the task runs
+        return connector.location(resource)
 
 
-def _name(endpoint: Endpoint) -> str:
-    """Return the last part of an image, without its tag: the registry it comes from is ignored."""
-    return (endpoint.image or "").rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
-
-
-def _find(kind: str, endpoint: Endpoint) -> str | None:
-    return CONNECTORS[kind].get(_name(endpoint)) if endpoint.kind == "connector" else None
-
-
-def _no_connector(endpoint: Endpoint) -> str:
-    return f"there is no connector {endpoint.image or endpoint.kind}"
-
-
-def locate(endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
-    """Return what tells a resource from all others; None if that is not known here."""
-    try:
-        return materialization(endpoint, task).location(resource)
-    except UserError:
-        return None  # reported when the task runs; or a secret that is set only there
+BUILTIN: Final = BuiltinConnectors()
 
 
 def materialization(endpoint: Endpoint, task: str) -> Materialization:
     """Make the connector of a materialization's endpoint."""
-    make: Callable[..., Materialization] = _load("materialization", endpoint, task)
+    image = endpoint.image if endpoint.kind == "connector" else None
+    found = CONNECTORS["materialization"].get(_name(image or ""))
+    if found is None:
+        known = ", ".join(BUILTIN.images("materialization"))
+        raise UserError(
+            f"there is no connector {image or endpoint.kind}",
+            where=f"materialization {task}: endpoint",
+            fix=f"connectors for a materialization: {known}",
+        )
+    make: Callable[..., Materialization] = _load(found)
     return make(endpoint.config.value, where=f"materialization {task}")
 
 
-def _load(kind: str, endpoint: Endpoint, task: str) -> Any:  # noqa: ANN401 - a class by its name
-    found = _find(kind, endpoint)
-    if found is None:
-        near = difflib.get_close_matches(_name(endpoint), CONNECTORS[kind], n=1)
-        known = ", ".join(f"penstock/{name}" for name in CONNECTORS[kind])
-        raise UserError(
-            _no_connector(endpoint),
-            where=f"{kind} {task}: endpoint",
-            why=f"connectors for a {kind} are {known}",
-            fix=f"did you mean penstock/{near[0]}?" if near else "use one of these",
-        )
-    module, _, attribute = found.partition(":")
+def _name(image: str) -> str:
+    """Return the last part of an image, without its tag: the registry it comes from is ignored."""
+    return image.rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0]
+
+
+def _load(place: str) -> Any:  # noqa: ANN401 - a class by its name
+    module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -340,30 +340,47 @@ def _cannot_apply(rule: Rule, shape: Shape) -> tuple[str, str] | None:
     return None
 
 
-def _never_acting(shape: Shape, at: str = "") -> Iterator[Problem]:
-    """Find annotations below a location that is always replaced as a whole."""
-    rules = [Rule.of(r) for r in shape.reductions] or [Rule()]
+def _never_acting(shape: Shape) -> Iterator[Problem]:
+    """Find annotations below a location that is replaced as a whole because it has none itself.
+
+    An annotation that replaces is what somebody wanted. One that a shared definition brings along
+    is no mistake either, if it acts elsewhere.
+    """
+    reached = list(_reached(shape))
+    acting = {reduction.origin for _, each in reached for reduction in each.reductions}
+    for at, each in reached:
+        if each.reductions or each.cut:
+            continue
+        for below, _, inner in _children(each, at):
+            yield from (p for p in _lost(inner, below, at) if p.pointer not in acting)
+
+
+def _reached(shape: Shape, at: str = "") -> Iterator[tuple[str, Shape]]:
+    """Yield the locations whose annotations act, and the first unannotated ones below them."""
+    yield at, shape
     fixed = shape.fixed_reduction()
-    if isinstance(fixed, Reduction):
-        rules = [Rule.of(fixed)]
-    descends = any(rule.descends for rule in rules)
+    rules = [Rule.of(r) for r in ((fixed,) if isinstance(fixed, Reduction) else shape.reductions)]
+    if not shape.cut and not any(rule.descends for rule in rules):
+        return
+    is_set = any(rule.strategy is Strategy.SET for rule in rules)
     for below, _, inner in _children(shape, at):
-        if descends or shape.cut:
-            yield from _never_acting(inner, below)
+        if is_set:  # its terms are not values of their own: what they hold is reduced
+            for item_at, _, item in _children(inner, below):
+                yield from _reached(item, item_at)
         else:
-            yield from _lost(inner, below, at)
+            yield from _reached(inner, below)
 
 
 def _lost(shape: Shape, at: str, parent: str) -> Iterator[Problem]:
-    acting = [r for r in shape.reductions if Rule.of(r) != Rule()]
-    for reduction in acting:
-        yield Problem(
-            code="E-REDUCE-PARENT",
-            pointer=reduction.origin,
-            message=f"the strategy at {at} never acts: {_name(parent)} is replaced as a whole",
-            hint=f"add reduce: {{strategy: merge}} to {_name(parent)}",
-        )
-    if not acting:
+    for reduction in shape.reductions:
+        if Rule.of(reduction) != Rule():
+            yield Problem(
+                code="E-REDUCE-PARENT",
+                pointer=reduction.origin,
+                message=f"the strategy at {at} never acts: {_name(parent)} is replaced as a whole",
+                hint=f"add reduce: {{strategy: merge}} to {_name(parent)}",
+            )
+    if not shape.reductions:
         for below, _, inner in _children(shape, at):
             yield from _lost(inner, below, at)
 

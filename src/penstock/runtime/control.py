@@ -65,6 +65,8 @@ class Control:
     on_applied: Callable[[str], None] = lambda _: None
     on_state: Callable[[Sequence[Json]], None] = lambda _: None
     """Called with the state patches of each committed transaction."""
+    on_document: Callable[[str, str], None] = lambda _, __: None
+    """Called by a preview, with a collection and the JSON of a document that it would get."""
     waits: Waits = field(default_factory=Waits)
     nothing_to_finish: bool = True
     """True while a first stop may end the work at once."""

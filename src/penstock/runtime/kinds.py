@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
-from penstock.model.spec import Catalog, Endpoint, MaterializationSpec
+from penstock.errors import Bug
+from penstock.model.spec import Catalog, CollectionSpec, Endpoint, MaterializationSpec, Shards
 from penstock.runtime.connector.materialize import Materialization
+from penstock.runtime.derive import build as derive
 from penstock.runtime.materialize import build as materialize
 from penstock.runtime.session import RunnableTask
 
-TaskSpec = MaterializationSpec
-"""A task that can be run, as a catalog declares it."""
+TaskSpec: TypeAlias = MaterializationSpec | CollectionSpec
+"""A task that can be run, as a catalog declares it; a derivation is its collection."""
 
 
 def runnable_tasks(catalog: Catalog) -> list[TaskSpec]:
     """Return the tasks of a catalog that can be run, disabled ones too."""
-    return list(catalog.materializations)
+    return [*catalog.derivations, *catalog.materializations]
+
+
+def shards_of(spec: TaskSpec) -> Shards:
+    """Return how a task runs."""
+    if isinstance(spec, MaterializationSpec):
+        return spec.shards
+    if spec.derivation is None:
+        raise Bug(f"collection {spec.name} is not derived, and no task")
+    return spec.derivation.shards
+
+
+def reads_of(spec: TaskSpec) -> frozenset[str]:
+    """Return the collections that a task reads."""
+    if isinstance(spec, MaterializationSpec):
+        return frozenset(each.source.collection for each in spec.bindings if not each.disable)
+    transforms = spec.derivation.transforms if spec.derivation else ()
+    return frozenset(each.source.collection for each in transforms if not each.disable)
+
+
+def writes_of(spec: TaskSpec) -> frozenset[str]:
+    """Return the collections that a task writes to, beside those in which it reports on itself."""
+    return frozenset() if isinstance(spec, MaterializationSpec) else frozenset({spec.name})
 
 
 def build_task(
@@ -26,5 +51,7 @@ def build_task(
     shards: int | None = None,
     name: str | None = None,
 ) -> RunnableTask:
-    """Build a task of any kind; see `materialize.build.build`. Asks its endpoint, and blocks."""
-    return materialize.build(catalog, spec, connect, shards=shards, name=name)
+    """Build a task of any kind. May ask its endpoint, by what `connect` returns, and block."""
+    if isinstance(spec, MaterializationSpec):
+        return materialize.build(catalog, spec, connect, shards=shards, name=name)
+    return derive.build(catalog, spec, shards=shards, name=name)

@@ -43,6 +43,28 @@ _SECTIONS: Final[dict[str, Json]] = {
         },
         "reduce": {"strategy": "merge"},
     },
+    "derive": {
+        "type": "object",
+        "properties": {
+            "transforms": {
+                "type": "object",
+                "additionalProperties": {
+                    "type": "object",
+                    "properties": {
+                        "source": {"type": "string"},
+                        "input": _COUNTS,
+                        "bytesBehind": {"type": "integer"},
+                        "lastSourcePublishedAt": {"type": "string", "format": "date-time"},
+                    },
+                    "reduce": {"strategy": "merge"},
+                },
+                "reduce": {"strategy": "merge"},
+            },
+            "published": _COUNTS,
+            "out": _COUNTS,
+        },
+        "reduce": {"strategy": "merge"},
+    },
 }
 """Schemas of the sections that the kinds of tasks fill (`runtime/stats.py`)."""
 

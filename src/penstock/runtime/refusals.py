@@ -12,14 +12,18 @@ once more, with the validator, which can explain it.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.errors import PenstockError
+from penstock.journal.blobs import BlobStore
+from penstock.journal.committed import VisibleRows
+from penstock.journal.fragments import read_fragment
 from penstock.journal.planning import Planner
-from penstock.journal.rows import Stamps
+from penstock.journal.rows import STAMPS, Stamps, row_schema
 from penstock.journal.splits import Piece, Split, pieces, read_split, schema_of
 from penstock.journal.state import JournalState
 from penstock.model.clock import Clock, DocumentId, Producer
@@ -73,6 +77,43 @@ async def find(
                         "a later time by notBefore; the task goes on from its last transaction",
                     )
             await asyncio.sleep(0)  # let others use the event loop
+    return None
+
+
+async def locate(
+    planner: Planner,
+    deliveries: Iterable[Delivery],
+    states: Mapping[str, JournalState],
+    *,
+    producer: Producer,
+    clock: Clock,
+) -> tuple[str, int] | None:
+    """Return the journal and the offset of the document that a producer wrote at a clock."""
+    for delivery in deliveries:
+        if delivery.producer != producer or not delivery.first <= clock <= delivery.last:
+            continue
+        held = [rows for rows in delivery.rows if rows.run.clock_min <= clock <= rows.run.clock_max]
+        state = states.get(delivery.journal)
+        for rows in (await planner.resolve_rows(delivery.journal, held, state)).visible:
+            root = await planner.schemas.layout(rows.fragment.schema)
+            find = functools.partial(_offset, planner.blobs, rows, root, producer, clock)
+            if (offset := await asyncio.to_thread(find)) is not None:
+                return delivery.journal, offset
+    return None
+
+
+def _offset(
+    blobs: BlobStore, rows: VisibleRows, root: Column, producer: Producer, clock: Clock
+) -> int | None:
+    begin = rows.fragment.begin
+    for batch in read_fragment(
+        blobs, rows.fragment, root, columns=row_schema(root).names[-STAMPS:]
+    ):
+        stamps = Stamps.of(batch)
+        found = np.flatnonzero((stamps.producer == int(producer)) & (stamps.clock == int(clock)))
+        if len(found):
+            return begin + int(found[0])
+        begin += batch.num_rows
     return None
 
 

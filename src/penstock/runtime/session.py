@@ -28,11 +28,12 @@ from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.garbage import gc_paused
 from penstock.journal.planning import Planner
-from penstock.journal.publisher import Fixed, Publisher
+from penstock.journal.publisher import Fixed, Mapped, Publisher
 from penstock.journal.schemas import layout
 from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
+from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_arrow
 from penstock.runtime import apply_loop, ops, renames
 from penstock.runtime.connector.common import Applied
@@ -246,6 +247,10 @@ class TaskPublisher:
     publisher: Publisher | None
     """None in a preview: statistics go to its log, and there is nothing to acknowledge."""
 
+    @property
+    def is_preview(self) -> bool:
+        return self.publisher is None
+
     async def publish_stats(self, document: dict[str, Json]) -> Intents:
         """Publish the last document of a transaction, and return the ACKs of all of them."""
         if self.publisher is None:
@@ -263,8 +268,13 @@ class TaskPublisher:
 
 
 @contextlib.asynccontextmanager
-async def open_publisher(task: RunnableTask, world: World) -> AsyncIterator[TaskPublisher]:
-    """Open what publishes for a task; its producer lives as long as the session."""
+async def open_publisher(
+    task: RunnableTask, world: World, *collections: CollectionSpec
+) -> AsyncIterator[TaskPublisher]:
+    """Open what publishes for a task; its producer lives as long as the session.
+
+    The bindings of the publisher are the statistics, and then these collections.
+    """
     if world.preview_store is not None:
         yield TaskPublisher(None)
         return
@@ -276,7 +286,10 @@ async def open_publisher(task: RunnableTask, world: World) -> AsyncIterator[Task
         journals,
         world.planner.blobs,
         world.planner.schemas,
-        [Fixed(spec=ops.STATS, journal=str(journal))],
+        [
+            Fixed(spec=ops.STATS, journal=str(journal)),
+            *(Mapped(spec=collection) for collection in collections),
+        ],
         producer=Producer.from_random(world.entropy(6)),
         now=world.now,
     )

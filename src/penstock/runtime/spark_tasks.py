@@ -18,7 +18,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyarrow
 from py4j.protocol import Py4JJavaError
@@ -26,11 +26,11 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from penstock.errors import Bug, PenstockError
+from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.frames import map_rows
 from penstock.journal.scan import VERIFY_PAGES
-from penstock.model.clock import Clock
+from penstock.model.clock import NEVER, Clock, Producer
 from penstock.model.columns import Column
 from penstock.model.schema import CompiledSchema, compiled, read_documents
 from penstock.native import sql
@@ -127,7 +127,24 @@ def encode_errors() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        raise RuntimeError(f"{_MARK}{error_to_text(error)}{_MARK}") from None
+        raise_in_task(error)
+
+
+def raise_in_task(error: PenstockError, document: list[int | None] | None = None) -> NoReturn:
+    """In a task: raise an error for `job_errors` to find.
+
+    `document` says which document it is about: binding, producer and clock.
+    """
+    raise RuntimeError(f"{_MARK}{error_to_text(error, document)}{_MARK}") from None
+
+
+class DocumentFailed(UserError):
+    """The code of a task failed at a document, or published one that is refused."""
+
+    binding: int = -1
+    producer: Producer | None = None
+    """Of the document; None if no single one is to blame."""
+    clock: Clock = NEVER
 
 
 @contextlib.contextmanager
@@ -146,14 +163,19 @@ def job_errors() -> Iterator[None]:
         raise error_from_text(parts[1]) from None
 
 
-def error_to_text(error: PenstockError) -> str:
+def error_to_text(error: PenstockError, document: list[int | None] | None = None) -> str:
     transient = isinstance(error, ConnectorError) and error.transient
-    return json.dumps([error.what, error.where, error.why, error.fix, transient])
+    return json.dumps([error.what, error.where, error.why, error.fix, transient, document])
 
 
-def error_from_text(text: str) -> ConnectorError:
-    what, where, why, fix, transient = json.loads(text)
-    return ConnectorError(what, where=where, why=why, fix=fix, transient=transient)
+def error_from_text(text: str) -> PenstockError:
+    what, where, why, fix, transient, document = json.loads(text)
+    if document is None:
+        return ConnectorError(what, where=where, why=why, fix=fix, transient=transient)
+    failed = DocumentFailed(what, where=where, why=why, fix=fix)
+    failed.binding, producer, failed.clock = document
+    failed.producer = None if producer is None else Producer(producer)
+    return failed
 
 
 # ------------------------------------------------------------------------------- several bindings

@@ -17,7 +17,7 @@ from penstock.runtime.ops import TaskKindName
 
 _SECOND: Final = duration(1)
 
-Section = Literal["materialize"]
+Section = Literal["materialize", "derive"]
 """The member of the document that a kind fills."""
 
 
@@ -33,6 +33,9 @@ class Counts:
 
     def __bool__(self) -> bool:
         return self.docs > 0 or self.bytes > 0
+
+    def to_json(self) -> dict[str, Json]:
+        return {"docsTotal": self.docs, "bytesTotal": self.bytes}
 
 
 NONE: Final = Counts()

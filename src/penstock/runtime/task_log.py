@@ -31,6 +31,15 @@ FLUSH_S: Final = 2.0
 RECORDS_MAX: Final = 10_000
 """Kept until the next flush; of more, the oldest are lost."""
 
+LEVELS: Final = {
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": logging.DEBUG,
+}
+"""Levels as a catalog spells them."""
+
 _TASK: ContextVar[str | None] = ContextVar("penstock-task", default=None)
 _log = logging.getLogger("penstock.runtime")
 

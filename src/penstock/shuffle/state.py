@@ -126,6 +126,7 @@ class SessionState:
         """
         for read in self._topology.learn(collection, revision, changed):
             self._agendas[read.binding.cohort].queue(read)
+            self._due = None  # it may be due already
         self._discharge()
 
     def request(self) -> None:
@@ -297,17 +298,22 @@ class SessionState:
     def settled_through(self) -> int:
         """A revision, everything committed up to which was handed out; the last that is known.
 
-        A transaction that is acknowledged in some of its journals is committed, and waited for. A
-        recovery reads a part only, and knows of no such revision.
+        A transaction that is acknowledged in some of its journals is committed, and waited for.
+        Documents that a read delay holds back are not. A recovery reads a part only, and knows of
+        no such revision.
         """
         pending = (
             self.recovery or self._checkpoints.would_answer() or self._checkpoints.unresolved()
         )
         if not pending:
-            nexts = (agenda.first for agenda in self._agendas.values())
+            nexts = (agenda.first for agenda in self._agendas.values() if not self._is_held(agenda))
             unread = min((first[0] - 1 for first in nexts if first), default=CLOCK_MAX)
             self._settled_through = min(self._topology.revision, unread)
         return self._settled_through
+
+    def _is_held(self, agenda: Agenda) -> bool:
+        """True if nothing else is left to read, and a read delay holds a cohort back."""
+        return self._due is not None and agenda.delay > 0
 
     def waiting_for(self) -> str:
         """The reasons why nothing comes, in sentences."""

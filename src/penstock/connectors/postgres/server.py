@@ -15,9 +15,11 @@ from typing import Final
 
 import psycopg
 
-from penstock.connectors.config import check_members, read_text
+from penstock.connectors.postgres.columns import NAME_BYTES_MAX
 from penstock.connectors.postgres.locks import LOCK_S, PostgresConnection, application, blocked
-from penstock.errors import UserError
+from penstock.connectors.sql.sink import HARD_DELETE
+from penstock.errors import Bug
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.model.spec import Frozen
 from penstock.runtime.connector.common import ConnectorError
@@ -29,16 +31,64 @@ SERIALIZATION: Final = frozenset({"40001", "40P01"})
 LOCKED: Final = "55P03"
 """Another transaction held a lock for longer than this one may wait."""
 
-_MEMBERS: Final = ("address", "database", "user", "password", "schema", "sslmode", "hardDelete")
-_EXAMPLE: Final = (
-    "{address: db.example.com:5432, database: sales, user: penstock, password: "
-    '"${env:PGPASSWORD}", schema: public}'
-)
 _ADDRESS: Final = re.compile(
     r"(?P<directory>/[^:]*)(:(?P<socket>\d+))?"
     r"|(\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[^:/@\s]+))(:(?P<port>\d+))?"
 )
-_SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+SCHEMA: Final[Json] = {
+    "type": "string",
+    "pattern": r"^(?!pg_|penstock_stage$)[^\u0000]+$",
+    "maxLength": NAME_BYTES_MAX,
+    "default": "public",
+    "title": f"the name of a schema, of at most {NAME_BYTES_MAX} bytes; penstock_stage and names "
+    "that begin with pg_ are taken",
+    "description": "The schema of tables whose resource names none.",
+    "examples": ["public"],
+}
+
+
+def _text(title: str, description: str, example: str) -> dict[str, Json]:
+    return {
+        "type": "string",
+        "minLength": 1,
+        "title": title,
+        "description": description,
+        "examples": [example],
+    }
+
+
+CONFIG_SCHEMA: Final = ConfigSchema(
+    {
+        "address": {
+            **_text(
+                "a host with a port, or a directory of sockets",
+                "The server. The port is 5432 if there is none.",
+                "db.example.com:5432",
+            ),
+            "pattern": r"^(/[^:]*(:\d+)?|(\[[0-9a-fA-F:.]+\]|[^:/@\s]+)(:\d+)?)$",
+        },
+        "database": _text("the name of a database", "The database.", "sales"),
+        "user": _text("the name of a user", "Who logs in.", "penstock"),
+        "password": {
+            "type": "string",
+            "title": "a text",
+            "description": "The password: a reference to it.",
+            "examples": ['"${env:PGPASSWORD}"'],
+            "secret": True,
+        },
+        "schema": SCHEMA,
+        "sslmode": {
+            "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"],
+            "type": "string",
+            "default": "prefer",
+            "title": "a text",
+            "description": "When to use TLS, as PostgreSQL calls it.",
+            "examples": ["verify-full"],
+        },
+        "hardDelete": HARD_DELETE,
+    },
+    required=("address", "database", "user"),
+)
 
 _CONNECT_S_MAX: Final = 10
 _LOOK_S_MAX: Final = 2
@@ -57,24 +107,8 @@ class Server:
     @classmethod
     def of(cls, config: Json, where: str) -> Server:
         """Read an endpoint's configuration, and check what can be checked without its secrets."""
-        given = check_members(
-            config,
-            _MEMBERS,
-            required=("address", "database", "user"),
-            where=f"{where}: endpoint.connector.config",
-            example=_EXAMPLE,
-        )
-        server = cls(config=Frozen(given), where=where)
-        if "password" in given:
-            read_text(given, "password", where=server._at)
-        mode = given.get("sslmode", "prefer")
-        if mode not in _SSL_MODES:
-            raise UserError(
-                "sslmode is none that PostgreSQL has",
-                where=server._at,
-                fix=f"one of {', '.join(_SSL_MODES)}",
-            )
-        return server
+        given = CONFIG_SCHEMA.read(config, where=f"{where}: endpoint.connector.config")
+        return cls(config=Frozen(given), where=where)
 
     @property
     def name(self) -> str:
@@ -85,10 +119,9 @@ class Server:
     def location(self) -> tuple[str, ...]:
         """Server and database; equal if they are certainly the same."""
         address, database = str(self.config.value["address"]), str(self.config.value["database"])
-        try:
-            host, port = self._place(address)
-        except UserError:
+        if _ADDRESS.fullmatch(address) is None:
             return address, database  # a reference: its value is known where the task runs
+        host, port = _place(address)
         host = "localhost" if host in ("127.0.0.1", "::1") else host.lower()
         return host, str(port), database
 
@@ -109,21 +142,19 @@ class Server:
 
     def connect(self, *, timeout_s: int = _CONNECT_S_MAX) -> PostgresConnection:
         """Open a connection that begins no transaction by itself; raises `ConnectorError`."""
-        config = resolve(self.config.value, where=self._at)
-        if not isinstance(config, dict):
-            raise UserError("an object is expected", where=self._at, fix=_EXAMPLE)
-        host, port = self._place(read_text(config, "address", where=self._at))
+        config = CONFIG_SCHEMA.read(resolve(self.config.value, where=self._at), where=self._at)
+        host, port = _place(config["address"])
         password = config.get("password")
-        if isinstance(password, str):
+        if password is not None:
             conceal(password, beside=(config.get("user"), config.get("database"), host))
         try:
             return PostgresConnection.connect(
                 host=host,
                 port=port,
-                dbname=read_text(config, "database", where=self._at),
-                user=read_text(config, "user", where=self._at),
-                password=password if isinstance(password, str) else None,
-                sslmode=read_text(config, "sslmode", where=self._at, default="prefer"),
+                dbname=config["database"],
+                user=config["user"],
+                password=password,
+                sslmode=config.get("sslmode", "prefer"),
                 application_name=application(self.where),
                 client_encoding="utf8",
                 connect_timeout=timeout_s,
@@ -136,21 +167,9 @@ class Server:
         except psycopg.Error as error:
             raise self._unreachable(error, password) from None
 
-    def _place(self, address: str) -> tuple[str, int]:
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
-            raise UserError(
-                "address is neither a host with a port nor a directory of sockets",
-                where=self._at,
-                fix="address: db.example.com:5432, or address: /var/run/postgresql",
-            )
-        host = found["directory"] or found["ipv6"] or found["host"]
-        return host, int(found["port"] or found["socket"] or 5432)
-
-    def _unreachable(self, error: psycopg.Error, password: Json) -> ConnectorError:
+    def _unreachable(self, error: psycopg.Error, password: str | None) -> ConnectorError:
         """Explain a refused connection: the server gives no code for it, only words."""
-        known = password if isinstance(password, str) else None
-        why = mask(" ".join(str(error).split()), known)
+        why = mask(" ".join(str(error).split()), password)
         _, what, fix, transient = next(
             (refusal for refusal in _REFUSALS if re.search(refusal[0], why)), _UNREACHABLE
         )
@@ -165,6 +184,15 @@ class Server:
             yield
         except psycopg.Error as error:
             raise explain(error, where=self.name, user=self.user) from error
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Return host, or directory, and port of an address that fits the schema."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        raise Bug("an address fits the schema, and is none")
+    host = found["directory"] or found["ipv6"] or found["host"]
+    return host, int(found["port"] or found["socket"] or 5432)
 
 
 _Refusal = tuple[str, str, str, bool]

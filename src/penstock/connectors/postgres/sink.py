@@ -1,9 +1,4 @@
-"""PostgreSQL.
-
-config     address (host:port, or a directory of sockets), database, user, password, schema,
-           sslmode, hardDelete
-resource   table, schema, delta_updates
-"""
+"""PostgreSQL: rows and checkpoint in one database, and one transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +10,6 @@ from typing import Self
 
 import psycopg
 
-from penstock.connectors.config import check_members, read_flag, read_text
 from penstock.connectors.ownership import TableRecord
 from penstock.connectors.postgres import preview as previews
 from penstock.connectors.postgres.columns import NAME_BYTES_MAX
@@ -24,16 +18,18 @@ from penstock.connectors.postgres.locks import OpenConnections, PostgresConnecti
 from penstock.connectors.postgres.preview import PostgresPreview
 from penstock.connectors.postgres.records import PostgresRecords
 from penstock.connectors.postgres.rows import STAGE
-from penstock.connectors.postgres.server import Server
+from penstock.connectors.postgres.server import CONFIG_SCHEMA, SCHEMA, Server
 from penstock.connectors.postgres.session import PostgresSession
 from penstock.connectors.sql.plan import check_kind
 from penstock.connectors.sql.records import CHECKPOINTS, TABLES
-from penstock.connectors.sql.sink import SqlSink
+from penstock.connectors.sql.sink import DELTA_UPDATES, SqlSink
 from penstock.connectors.sql.statements import quoted
 from penstock.errors import UserError
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.connector.materialize import SinkTask
+from penstock.runtime.secrets import resolve
 
 _log = logging.getLogger("penstock.connectors")
 
@@ -42,14 +38,31 @@ class Postgres(SqlSink[PostgresConnection]):
     """`penstock/materialize-postgres`."""
 
     dialect = PostgresDialect()
+    config_schema = CONFIG_SCHEMA
+    resource_schema = ConfigSchema(
+        {
+            "table": {
+                "type": "string",
+                "pattern": r"^(?!penstock_)[^\u0000]+$",
+                "maxLength": NAME_BYTES_MAX,
+                "title": f"the name of a table, of at most {NAME_BYTES_MAX} bytes; names that "
+                "begin with penstock_ are taken",
+                "description": "The table. It is made if it does not exist.",
+                "examples": ["orders"],
+            },
+            "schema": {**SCHEMA, "description": "The schema of the table."},
+            "delta_updates": DELTA_UPDATES,
+        },
+        required=("table",),
+    )
 
     def __init__(self, config: Json, *, where: str) -> None:
-        at = f"{where}: endpoint.connector.config"
         self.server = Server.of(config, where)
-        given = config if isinstance(config, dict) else {}
-        super().__init__(where=where, hard_delete=read_flag(given, "hardDelete", where=at))
+        given = self.server.config.value
+        super().__init__(where=where, hard_delete=given.get("hardDelete", False))
         self.connections = OpenConnections()
-        self._schema = self._checked(read_text(given, "schema", where=at, default="public"))
+        schema = resolve(given.get("schema", "public"), where=f"{where}: endpoint.connector.config")
+        self._schema = self._checked(str(schema))
         self._preview: PostgresPreview | None = None
 
     @property
@@ -87,30 +100,15 @@ class Postgres(SqlSink[PostgresConnection]):
         return PostgresSession(self, task, epoch)
 
     def path(self, resource: Json) -> tuple[str, ...]:
-        given = check_members(
-            resource,
-            ("table", "schema", "delta_updates"),
-            required=("table",),
-            where=f"{self._where}: resource",
-            example="{table: orders, schema: public, delta_updates: false}",
-        )
-        default = self._schema
-        schema = self._checked(read_text(given, "schema", where=self._where, default=default))
-        table = self._checked(read_text(given, "table", where=self._where))
-        if table.startswith("penstock_") or schema.startswith("pg_") or schema == STAGE:
-            raise UserError(
-                f"a table cannot be {schema}.{table}",
-                where=self._where,
-                fix="schemas that begin with pg_ and tables that begin with penstock_ are taken",
-            )
-        return schema, table
+        given = self.read_resource(resource)
+        return self._checked(given.get("schema", self._schema)), self._checked(given["table"])
 
     def _checked(self, name: str) -> str:
-        if "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+        if len(name.encode()) > NAME_BYTES_MAX:  # a schema counts letters
             raise UserError(
                 f"{name!r} is not a name for PostgreSQL",
                 where=self._where,
-                fix=f"at most {NAME_BYTES_MAX} bytes, and no U+0000",
+                fix=f"at most {NAME_BYTES_MAX} bytes; letters beyond ASCII count more",
             )
         return name
 

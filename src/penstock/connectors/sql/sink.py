@@ -12,11 +12,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from penstock import failpoints
 from penstock.connectors import ownership
-from penstock.connectors.config import read_flag
 from penstock.connectors.sql.dialect import Dialect, Fit, LiveTable, SqlConnection
 from penstock.connectors.sql.plan import check_kind, plan
 from penstock.connectors.sql.records import Records, is_empty
@@ -39,6 +38,23 @@ from penstock.runtime.connector.materialize import (
 )
 
 C = TypeVar("C", bound=SqlConnection)
+
+HARD_DELETE: Final[Json] = {
+    "type": "boolean",
+    "default": False,
+    "title": "true or false",
+    "description": "Remove the row of a document that is deleted; by default it stays as it was.",
+    "examples": [True],
+}
+"""A member of a configuration."""
+DELTA_UPDATES: Final[Json] = {
+    "type": "boolean",
+    "default": False,
+    "title": "true or false",
+    "description": "Append documents as they are, rather than one row per key.",
+    "examples": [True],
+}
+"""A member of a resource."""
 
 
 class SqlSink(Materialization, Generic[C]):
@@ -91,8 +107,11 @@ class SqlSink(Materialization, Generic[C]):
     # What all have in common
 
     def delta_updates(self, resource: Json) -> bool:
-        given = resource if isinstance(resource, dict) else {}
-        return read_flag(given, "delta_updates", where=f"{self._where}: resource")
+        return bool(self.read_resource(resource).get("delta_updates", False))
+
+    def read_resource(self, resource: Json) -> dict[str, Any]:
+        """Return a resource that fits its schema; raises `UserError`."""
+        return self.resource_schema.read(resource, where=f"{self._where}: resource")
 
     def can_reduce(self, field: TargetField) -> bool:
         match field.reduction:

@@ -1,8 +1,5 @@
 """SQLite: the embedded default. Data and checkpoint are one file, and one transaction.
 
-    config     path (of the database file), busyTimeout (seconds, 30), hardDelete
-    resource   table, delta_updates
-
 Spark tasks stage Arrow files beside the database, and the leader alone writes to it.
 
 A file can be replaced under a session, which would go on writing to one that is no longer at the
@@ -24,14 +21,13 @@ from typing import Final, Self
 from penstock import failpoints
 from penstock.connectors import file_previews
 from penstock.connectors.arrow_files import ArrowFiles, ArrowStager
-from penstock.connectors.config import check_members, read_flag, read_text
 from penstock.connectors.ownership import TableRecord
 from penstock.connectors.sql.records import CHECKPOINTS, TABLES, Records
 from penstock.connectors.sql.rows import KeyLoader, RowSession
-from penstock.connectors.sql.sink import SqlSink
+from penstock.connectors.sql.sink import DELTA_UPDATES, HARD_DELETE, SqlSink
 from penstock.connectors.sqlite.busy import STEP_S, BusyWait, SqliteConnection
 from penstock.connectors.sqlite.dialect import SqliteDialect
-from penstock.errors import UserError
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.common import ConnectorError, SparkAttempt
 from penstock.runtime.connector.materialize import SinkTask, Target
@@ -178,23 +174,50 @@ class Sqlite(SqlSink[SqliteConnection]):
     """`penstock/materialize-sqlite`."""
 
     dialect = SqliteDialect()
+    config_schema = ConfigSchema(
+        {
+            "path": {
+                "type": "string",
+                "minLength": 1,
+                "title": "the path of a file",
+                "description": "The database file. It is made if it does not exist.",
+                "examples": ["views.db"],
+            },
+            "busyTimeout": {
+                "type": "number",
+                "minimum": 0,
+                "default": 30,
+                "title": "a number of seconds",
+                "description": "How long to wait for other processes that write to the file.",
+                "examples": [30],
+            },
+            "hardDelete": HARD_DELETE,
+        },
+        required=("path",),
+    )
+    resource_schema = ConfigSchema(
+        {
+            "table": {
+                "type": "string",
+                "pattern": r"^(?!(?i:sqlite_|penstock_))[^\u0000]+$",
+                "title": "the name of a table; names that begin with sqlite_ and penstock_ are "
+                "taken",
+                "description": "The table. It is made if it does not exist.",
+                "examples": ["orders"],
+            },
+            "delta_updates": DELTA_UPDATES,
+        },
+        required=("table",),
+    )
 
     def __init__(self, config: Json, *, where: str) -> None:
         at = f"{where}: endpoint.connector.config"
-        given = check_members(
-            resolve(config, where=where),
-            ("path", "busyTimeout", "hardDelete"),
-            required=("path",),
-            where=at,
-            example="{path: views.db, busyTimeout: 30, hardDelete: false}",
-        )
-        super().__init__(where=where, hard_delete=read_flag(given, "hardDelete", where=at))
-        busy_s = given.get("busyTimeout", 30)
-        if not isinstance(busy_s, int | float) or isinstance(busy_s, bool) or busy_s < 0:
-            raise UserError("busyTimeout is no number of seconds", where=at, fix="busyTimeout: 30")
-        path = Path(read_text(given, "path", where=at)).resolve()  # tasks run in other directories
-        self.file = SqliteFile(str(path), float(busy_s))
-        self._wait = BusyWait(float(busy_s))
+        given = self.config_schema.read(resolve(config, where=where), where=at)
+        super().__init__(where=where, hard_delete=given.get("hardDelete", False))
+        busy_s = float(given.get("busyTimeout", 30))
+        path = Path(given["path"]).resolve()  # tasks run in other directories
+        self.file = SqliteFile(str(path), busy_s)
+        self._wait = BusyWait(busy_s)
 
     @property
     def name(self) -> str:
@@ -219,22 +242,7 @@ class Sqlite(SqlSink[SqliteConnection]):
         return Path(self.file.path).exists()
 
     def path(self, resource: Json) -> tuple[str, ...]:
-        at = f"{self._where}: resource"
-        given = check_members(
-            resource,
-            ("table", "delta_updates"),
-            required=("table",),
-            where=at,
-            example="{table: orders, delta_updates: false}",
-        )
-        table = read_text(given, "table", where=at)
-        if table.lower().startswith(("sqlite_", "penstock_")) or "\0" in table:
-            raise UserError(
-                f"a table cannot be called {table}",
-                where=at,
-                fix="names that begin with sqlite_ and penstock_ are taken",
-            )
-        return (table,)
+        return (self.read_resource(resource)["table"],)
 
     def location(self, resource: Json) -> tuple[str, ...]:
         (table,) = self.path(resource)

@@ -10,10 +10,11 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from penstock.model.clock import Clock
 from penstock.model.columns import Column
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.model.reduce import Strategy
 from penstock.model.spec import Frozen
@@ -219,6 +220,11 @@ class SinkSession(Protocol):
 
 class Materialization(Connector, Protocol):
     """A sink: a connector that stores the documents of collections in its endpoint."""
+
+    config_schema: ClassVar[ConfigSchema]
+    """What it accepts as the configuration of its endpoint."""
+    resource_schema: ClassVar[ConfigSchema]
+    """What it accepts as the resource of a binding."""
 
     @property
     def pattern(self) -> Pattern: ...

@@ -6,9 +6,14 @@ most commands run.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from penstock.errors import Bug, UserError
 from penstock.model.spec import Catalog, CollectionSpec
 from penstock.runtime.derive.engine import RowEngine
+
+if TYPE_CHECKING:
+    from penstock.runtime.derive.spark_sql import SparkLambda
 
 
 def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None:
@@ -34,3 +39,33 @@ def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None
                 why="only sqlite, spark and python are known",
                 fix="write its transforms in one of them",
             )
+
+
+def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> dict[int, SparkLambda]:
+    """Return the queries of a derivation that works on frames, by transform."""
+    from penstock.runtime.derive.spark_sql import judge_lambda
+
+    derivation = collection.derivation
+    if derivation is None:
+        raise Bug(f"{collection.name} is not derived")
+    found = {}
+    for at, transform in enumerate(derivation.transforms):
+        source = catalog.collection(transform.source.collection)
+        if transform.disable or source is None:
+            continue
+        judged = judge_lambda(
+            transform.code or "",
+            source=source,
+            target=collection,
+            views=dict(derivation.views),
+            nonlinear=derivation.nonlinear,
+        )
+        if isinstance(judged, list):
+            raise UserError(
+                judged[0].message,
+                where=f"derivation {collection.name}, transform {transform.name}",
+                why="`penstock check` shows the place",
+                fix=judged[0].hint,
+            )
+        found[at] = judged
+    return found

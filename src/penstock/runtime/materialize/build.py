@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import msgspec
 
@@ -36,16 +35,9 @@ from penstock.runtime.materialize.leader import run_session
 from penstock.runtime.materialize.task import KIND, LeaderBinding, LeaderTask
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.session import Ended, World
+from penstock.runtime.task_log import LEVELS
 from penstock.runtime.triggers import Webhooks
 from penstock.shuffle.binding import Binding, columns_of, materialization_bindings
-
-_LEVELS: Final = {
-    "error": logging.ERROR,
-    "warn": logging.WARNING,
-    "info": logging.INFO,
-    "debug": logging.DEBUG,
-    "trace": logging.DEBUG,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +148,7 @@ def build(
             has_triggers=bool(webhooks),
         ),
         targets=targets,
-        log_level=_LEVELS[spec.shards.log_level],
+        log_level=LEVELS[spec.shards.log_level],
         connector=connector,
         webhooks=webhooks,
     )

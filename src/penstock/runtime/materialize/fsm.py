@@ -34,7 +34,6 @@ from penstock.runtime.machine import (
 from penstock.runtime.materialize.messages import (
     Acknowledge,
     CallTrigger,
-    CheckpointReady,
     Flush,
     Flushed,
     Gather,
@@ -46,7 +45,6 @@ from penstock.runtime.materialize.messages import (
 from penstock.runtime.materialize.state import (
     Flushing,
     Gathering,
-    Idle,
     MaterializeLeader,
     Storing,
     Triggering,
@@ -66,6 +64,7 @@ from penstock.runtime.protocol import (
     Stop,
     out_of_turn,
 )
+from penstock.runtime.reading import CheckpointReady, Idle
 from penstock.runtime.recovery import Persist, Recovered
 from penstock.runtime.tail import Committing, Unfinished, WritingIntents
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from penstock import failpoints
 from penstock.errors import Bug
-from penstock.journal.blobs import spark_root
 from penstock.journal.selector import MisnamedJournal
 from penstock.model.clock import Clock, duration, elapsed
 from penstock.model.json_order import Json
@@ -26,7 +25,6 @@ from penstock.runtime.materialize import fsm
 from penstock.runtime.materialize.messages import (
     Acknowledge,
     CallTrigger,
-    CheckpointReady,
     Flush,
     Flushed,
     Gather,
@@ -36,10 +34,11 @@ from penstock.runtime.materialize.messages import (
     Stored,
     TriggerCalled,
 )
-from penstock.runtime.materialize.state import Idle, MaterializeLeader
+from penstock.runtime.materialize.state import MaterializeLeader
 from penstock.runtime.materialize.transaction import Transaction
 from penstock.runtime.materialize.transaction_jobs import TransactionJobs
-from penstock.runtime.protocol import Acknowledged, Action, Event, StartedCommit, Woken
+from penstock.runtime.protocol import Acknowledged, Action, Event, StartedCommit
+from penstock.runtime.reading_session import ReadingSession
 from penstock.runtime.recovery import (
     EndpointCheckpoint,
     EndpointMismatch,
@@ -51,7 +50,6 @@ from penstock.runtime.session import (
     STORE,
     Ended,
     Recorder,
-    SessionLoop,
     TaskPublisher,
     World,
     open_publisher,
@@ -59,22 +57,16 @@ from penstock.runtime.session import (
 )
 from penstock.runtime.tail import Committing
 from penstock.runtime.waiting import in_thread, interruptible
-from penstock.shuffle.session import Session
-from penstock.shuffle.state import NeedRows
 
 if TYPE_CHECKING:
     from penstock.runtime.materialize.build import MaterializationTask
 
 _ENDPOINT: Final = "its endpoint"
 
-_MANY_BYTES: Final = 1 << 40
-"""Rows are looked up where there are too many of them for the leader."""
-
 T = TypeVar("T")
 
 _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
-_LOADED = failpoints.declare("leader.after-load", "a checkpoint is part of the open transaction")
 
 
 async def run_session(task: MaterializationTask, world: World, control: Control) -> Ended:
@@ -156,7 +148,7 @@ async def _reconcile(
     return recorder.recovered
 
 
-class MaterializeSession(SessionLoop[MaterializeLeader]):
+class MaterializeSession(ReadingSession[MaterializeLeader]):
     """Performs the actions of a materialization's machine."""
 
     crash_points: ClassVar[Mapping[type[Action], str]] = {
@@ -183,23 +175,11 @@ class MaterializeSession(SessionLoop[MaterializeLeader]):
         self._task = task
         self._endpoint = endpoint
         self._jobs = TransactionJobs(task, world, control.waits, epoch=recorder.epoch)
-        self._asked = False
-        """A checkpoint was asked for, and the machine does not have it yet."""
-        self._queued = False
-        """The checkpoint that was asked for is there."""
-        self._caught_up = self._ending = False
 
     async def run(self, recovered: Recovered) -> Ended:
         """Take transactions one after the other until the machine stops."""
         world, leader_task = self.world, self._task.leader_task
-        with self.waiting(STORE):
-            self._shuffle = await Session.open(
-                world.planner,
-                self._task.bindings,
-                resume=recovered.resume,
-                now=world.now,
-                lookup=self._look_up if spark_root(world.planner.blobs) else None,
-            )
+        await self.open_shuffle(self._task.bindings, recovered.resume)
         limited = replace(
             leader_task,
             transactions_max=self.control.transactions_max,
@@ -211,63 +191,19 @@ class MaterializeSession(SessionLoop[MaterializeLeader]):
             await self.run_machine(fsm.MACHINE, begun)
         finally:
             self._jobs.close()
-            await self._shuffle.close()
+            await self.shuffle.close()
         replayed = recovered.resume.unresolved_hints > 0 and self.leader.transactions
         return Ended.REPLAYED if replayed else Ended.STOPPED
-
-    async def _look_up(self, need: NeedRows) -> int:
-        from penstock.shuffle.lookup import spark_lookup
-
-        start = functools.partial(self.world.spark, _MANY_BYTES)
-        return await spark_lookup(start, self.world.planner)(need)
-
-    # ------------------------------------------------------------------------------- what is there
-
-    def after_step(self, event: Event | None) -> None:
-        """Keep one request for a checkpoint outstanding while the machine holds none."""
-        if event is None and self.control.until_revision is not None:
-            self.in_background(self._watch_catching_up(self.control.until_revision))
-        if isinstance(event, CheckpointReady):
-            self._asked = self._queued = False
-            failpoints.hit(_LOADED)
-        if self.leader.wants_more and not self._asked:
-            self._asked = True
-            self.in_background(self._next_checkpoint())
-        self._stop_if_caught_up()
-
-    async def _next_checkpoint(self) -> None:
-        checkpoint = await self._shuffle.next_checkpoint()
-        self._queued = True
-        self.events.put_nowait(CheckpointReady(checkpoint))
-
-    async def _watch_catching_up(self, revision: int) -> None:
-        await self._shuffle.caught_up(revision)
-        self._caught_up = True
-        self.events.put_nowait(Woken())
-
-    def _stop_if_caught_up(self) -> None:
-        """In batch mode: end when all that was to be done is part of a transaction.
-
-        What is handed out later does not count, or a steady writer could defer the end for ever; so
-        the open transaction closes, whatever its minima, and no other follows it. A checkpoint that
-        is held may be the last one that counts: it is taken in first.
-        """
-        leader = self.leader
-        taken = leader.held is None and not self._queued
-        replaying = leader.replay is not None and leader.head == Idle()
-        if self._caught_up and taken and not replaying and not self._ending:
-            self._ending = True
-            self.end_when_closed()
 
     # -------------------------------------------------------------------------------- what is done
 
     async def execute(self, action: Action) -> Event:
         match action:
             case Gather(txn):
-                await self._jobs.gather(txn, self._shuffle.states)
+                await self._jobs.gather(txn, self.shuffle.states)
                 return Gathered()
             case Flush(txn, patches):
-                reports = await self._jobs.flush(txn, self._endpoint.workers, self._shuffle.states)
+                reports = await self._jobs.flush(txn, self._endpoint.workers, self.shuffle.states)
                 said = await self._call(self._endpoint.flush, patches)
                 return Flushed(reports=reports, patches=tuple(said))
             case Store(txn):

@@ -21,7 +21,6 @@ from penstock.runtime.patches import Patches
 from penstock.runtime.protocol import Action, Event
 from penstock.runtime.recovery import EndpointCheckpoint
 from penstock.runtime.stats import NONE, Counts
-from penstock.shuffle.delivery import Checkpoint
 
 if TYPE_CHECKING:
     from penstock.runtime.materialize.transaction import Transaction
@@ -60,13 +59,6 @@ class BindingReport:
 
 Reports: TypeAlias = tuple[BindingReport, ...]
 """Each count is reported once: with the first answer that knows it exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReady(Event):
-    """The next checkpoint of the shuffle. At most one is held: `MaterializeLeader.wants_more`."""
-
-    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

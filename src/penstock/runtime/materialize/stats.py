@@ -50,11 +50,7 @@ def _collection(bindings: list[BindingStats]) -> dict[str, Json]:
         "right": sum((binding.sourced for binding in bindings), NONE),
         "out": sum((binding.stored for binding in bindings), NONE),
     }
-    stats: dict[str, Json] = {
-        side: {"docsTotal": counts.docs, "bytesTotal": counts.bytes}
-        for side, counts in sides.items()
-        if counts
-    }
+    stats: dict[str, Json] = {side: counts.to_json() for side, counts in sides.items() if counts}
     stats["bytesBehind"] = sum(max(binding.bytes_behind, 0) for binding in bindings)
     last_source = max(binding.last_source for binding in bindings)
     if last_source != NEVER:

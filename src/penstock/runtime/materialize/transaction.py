@@ -17,7 +17,7 @@ from typing import TypeVar
 from penstock.errors import Bug
 from penstock.journal.transaction import Intents
 from penstock.model.clock import NEVER, Clock
-from penstock.model.frontier import EMPTY, Frontier
+from penstock.model.frontier import Frontier
 from penstock.model.json_order import Json, canonical_json
 from penstock.model.producer_frontier import OBSERVED_FLOOR
 from penstock.runtime.materialize.messages import Acknowledge, BindingReport, Reports, StartCommit
@@ -25,57 +25,29 @@ from penstock.runtime.materialize.stats import BindingStats, by_collection
 from penstock.runtime.materialize.task import LeaderTask, Memory, Plan
 from penstock.runtime.patches import Patches
 from penstock.runtime.protocol import OutOfTurn
+from penstock.runtime.reading import ReadTransaction
 from penstock.runtime.recovery import NO_INTENTS, EndpointCheckpoint, Persist
 from penstock.runtime.stats import rfc3339, transaction_stats
 from penstock.runtime.tail import Unfinished
-from penstock.shuffle.delivery import Checkpoint, Delivery
 
 K = TypeVar("K")
 V = TypeVar("V", bytes, Clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction:
+class Transaction(ReadTransaction):
     """A transaction as far as it got: the only record of it that there is (`ClosedTransaction`)."""
 
     task: LeaderTask
     before: Memory
     """The session's memory when it opened."""
-    opened: Clock
-    checkpoints: tuple[Checkpoint, ...] = ()
-    """Checkpoints taken in so far."""
-    extents: Frontier = field(default_factory=lambda: EMPTY)
-    read_docs: int = 0
-    read_bytes: int = 0
     reports: Mapping[int, BindingReport] = field(default_factory=dict)
     """Counts of all shards, by binding."""
-    sealed: bool = False
-    """Its input is gathered already."""
-    closed: Clock = NEVER
     plan: Plan = Plan.FUSED
     hinted: bool = False
     patches: Patches = ()
     """Patches of its flush."""
     intents: Intents = NO_INTENTS
-
-    # Opening and extending
-
-    def extend(self, checkpoint: Checkpoint) -> Transaction:
-        """Take one more checkpoint in.
-
-        A checkpoint without unresolved hints completes the peeks before it: hints of theirs that it
-        does not resolve were given up by the shuffle.
-        """
-        extents = self.extents.reduce(checkpoint.frontier)
-        if not checkpoint.is_peek:
-            extents = extents.clear_discharged_hints()
-        return replace(
-            self,
-            checkpoints=(*self.checkpoints, checkpoint),
-            extents=extents,
-            read_docs=self.read_docs + checkpoint.documents,
-            read_bytes=self.read_bytes + checkpoint.bytes,
-        )
 
     def fold(self, reports: Reports) -> Transaction:
         """Add what shards counted."""
@@ -121,14 +93,6 @@ class Transaction:
                     )
 
     # What it adds up to
-
-    def deliveries(self) -> dict[int, list[Delivery]]:
-        """Return the rows it reads, by binding."""
-        found: dict[int, list[Delivery]] = {}
-        for checkpoint in self.checkpoints:
-            for delivery in checkpoint.deliveries:
-                found.setdefault(delivery.binding, []).append(delivery)
-        return found
 
     @property
     def max_keys(self) -> dict[int, bytes]:

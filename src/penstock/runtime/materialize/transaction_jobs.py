@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.engine import exchange_partitions, runs_here
 from penstock.errors import Bug
-from penstock.journal.rows import stamp_names
 from penstock.journal.state import JournalState
 from penstock.model.clock import NEVER
 from penstock.model.routing import split_shards
@@ -23,6 +22,7 @@ from penstock.runtime.job_runner import JobRunner, Reads
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.messages import BindingReport, Reports
 from penstock.runtime.materialize.task import Plan
+from penstock.runtime.order_columns import order_columns, stamps_for
 from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.runtime.stats import Counts
 from penstock.runtime.waiting import Waits
@@ -32,7 +32,6 @@ from penstock.shuffle.order import Order, arranged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.model.columns import Column
     from penstock.native.reduce import FrameReduction
     from penstock.runtime.materialize.build import MaterializationTask
     from penstock.runtime.materialize.jobs import BindingJob, ShardCounts, StagedManifest
@@ -193,7 +192,7 @@ class TransactionJobs:
                 placed.deliveries,
                 states,
                 columns=None if foreign else bound.columns,
-                stamps=_stamps(bound.plan.columns, placed.order),
+                stamps=stamps_for(bound.plan.columns, placed.order),
             )
         return readings
 
@@ -222,7 +221,7 @@ class TransactionJobs:
         if foreign:
             frame = check_documents(frame, bound.plan.schema, bound.plan.columns)
         if (combination := self._combinations.get((binding, foreign, order))) is None:
-            by = _order(bound.plan.columns, order)
+            by = order_columns(bound.plan.columns, order)
             combination = jobs.combination(bound.plan, bound.mode, order=by)
             self._combinations[binding, foreign, order] = combination
         return combination.apply(frame.coalesce(1) if small else frame)
@@ -398,15 +397,3 @@ def _kind(binding: Binding, deliveries: Sequence[Delivery]) -> tuple[bool, Order
     """Return whether documents are foreign, and what orders them."""
     order = arranged(deliveries, delay=binding.read_delay).order
     return refusals.are_foreign(binding, deliveries), order
-
-
-def _stamps(root: Column, order: Order) -> tuple[str, ...]:
-    """Return the columns of stamps that an order needs."""
-    names = stamp_names(root)
-    return (names.clock,) if order is Order.CLOCK else (names.clock, names.producer)
-
-
-def _order(root: Column, order: Order) -> tuple[str, ...]:
-    """Return the columns that order documents."""
-    stamps = _stamps(root, order)
-    return (stamp_names(root).level, *stamps) if order is Order.COMMIT else stamps

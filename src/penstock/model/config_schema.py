@@ -1,0 +1,135 @@
+"""The schema of an endpoint's configuration or of a resource, and what is wrong with one.
+
+Messages hold no values: configurations have secrets in them, at places that nobody expected. A
+`title` says what a member is, as a noun that follows "expected", and limits after a semicolon;
+`examples` become hints.
+
+References to secrets (`${env:NAME}`) are texts. What they stand for is checked where they are
+resolved, so a text with one in it is only compared with the type.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jsonschema_rs
+from jsonschema_rs import ValidationErrorKind as Kind
+
+from penstock.errors import UserError
+from penstock.model import pointer
+from penstock.model.json_order import Json, canonical_json
+from penstock.model.spec import SECRET_REFERENCE
+from penstock.model.violations import Problem
+
+
+class ConfigSchema:
+    """A JSON Schema of an object whose members are known: `value`, for documentation too."""
+
+    def __init__(self, properties: Mapping[str, Json], *, required: tuple[str, ...] = ()) -> None:
+        self.value: dict[str, Any] = {
+            "type": "object",
+            "title": "a mapping",
+            "properties": dict(properties),
+            "required": list(required),
+            "additionalProperties": False,
+        }
+
+    def problems(self, given: Json) -> tuple[Problem, ...]:
+        """Return everything that is wrong, as E-CONFIG at pointers into `given`."""
+        found = [
+            problem
+            for error in self._validator.iter_errors(given)
+            for problem in self._explained(error)
+        ]
+        return tuple(sorted(set(found), key=lambda p: (p.pointer, p.message)))
+
+    def read(self, given: Json, *, where: str) -> dict[str, Any]:
+        """Return an object without problems; raises `UserError`."""
+        problems = self.problems(given)
+        if problems or not isinstance(given, dict):
+            shown = [f"{p.pointer}: {p.message}" if p.pointer else p.message for p in problems]
+            raise UserError("; ".join(shown), where=where, fix=problems[0].hint)
+        return given
+
+    @cached_property
+    def _validator(self) -> jsonschema_rs.Validator:
+        return jsonschema_rs.Draft201909Validator(self.value)
+
+    def _explained(self, error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
+        at = pointer.render(error.instance_path)
+        match error.kind:
+            case Kind.Required(name):
+                example = self._example(str(name))
+                yield _problem(at, f'"{name}" is missing', example and f"for example {example}")
+            case Kind.AdditionalProperties(names):
+                for name in names:
+                    yield _problem(
+                        pointer.child(at, name), f'unknown key "{name}"', self._instead(name)
+                    )
+            case Kind.Type():
+                yield self._unexpected(at, f", found {_describe(error.instance)}")
+            case _ if isinstance(error.instance, str) and SECRET_REFERENCE.search(error.instance):
+                return
+            case Kind.Enum(options):
+                yield _problem(at, f"expected one of {', '.join(map(str, options))}", None)
+            case _:
+                yield self._unexpected(at, "")
+
+    def _unexpected(self, at: str, found: str) -> Problem:
+        """Describe a value at fault by the title of its innermost member."""
+        part, name = self.value, None
+        for token in pointer.parse(at):
+            part = part.get("properties", {}).get(token, part)
+            name = token
+        example = self._example(name) if name else None
+        title = part.get("title", "another value")
+        return _problem(
+            at,
+            f"expected {title.partition(';')[0] if found else title}{found}",
+            f"for example {example}" if example else None,
+        )
+
+    def _example(self, name: str) -> str | None:
+        examples = self.value["properties"].get(name, {}).get("examples")
+        if not examples:
+            return None
+        example = examples[0]
+        return f"{name}: {example if isinstance(example, str) else canonical_json(example)}"
+
+    def _instead(self, name: str) -> str:
+        known = self.value["properties"]
+        by_folded = {k.casefold(): k for k in known}
+        close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+        return f'did you mean "{by_folded[close[0]]}"?' if close else f"known: {', '.join(known)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorSchemas:
+    """What a connector accepts from a catalog."""
+
+    config: ConfigSchema
+    resource: ConfigSchema
+
+
+def _problem(at: str, message: str, hint: str | None) -> Problem:
+    return Problem(code="E-CONFIG", pointer=at, message=message, hint=hint)
+
+
+def _describe(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a text"
+        case list():
+            return "a list"
+        case _:
+            return "a mapping"

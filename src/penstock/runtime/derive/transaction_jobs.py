@@ -1,0 +1,471 @@
+"""The Spark job of a derivation's transaction: from its checkpoints to published documents.
+
+Transforms that keep no state are one native query, or a map in Python workers, over all documents
+of the transaction. What they publish is checked, combined by key, redacted, and staged as fragments
+by tasks, which the leader adopts; a small transaction's documents come to the leader, by a query
+that is planned once (`runtime/prepared.py`).
+
+Transforms that keep state run in one task per shard, over its documents in order
+(`row_jobs.sharded`).
+
+Nothing of it is visible before the transaction's ACKs, and nothing is lost if the job is repeated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from penstock.engine import runs_here
+from penstock.errors import Bug, UserError
+from penstock.journal.rows import stamp_names
+from penstock.journal.staging import StagedFragments
+from penstock.journal.state import JournalState
+from penstock.model.clock import NEVER, Clock, DocumentId
+from penstock.model.json_order import Json
+from penstock.model.routing import split_shards
+from penstock.runtime import refusals
+from penstock.runtime.derive.engine import RowEngine
+from penstock.runtime.derive.state_files import BlobStateFiles
+from penstock.runtime.derive.transaction import TransformRead
+from penstock.runtime.job_runner import JobRunner, Reads
+from penstock.runtime.order_columns import order_columns, stamps_for
+from penstock.runtime.patches import Patches
+from penstock.runtime.stats import Counts
+from penstock.runtime.waiting import Waits
+from penstock.shuffle.delivery import Delivery
+from penstock.shuffle.order import arranged
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+    from penstock.journal.publisher import Publisher
+    from penstock.runtime.derive.build import DerivationTask
+    from penstock.runtime.derive.publish_jobs import Publishing
+    from penstock.runtime.derive.row_jobs import RowSource, RowTarget
+    from penstock.runtime.derive.spark_engine import SparkTransform
+    from penstock.runtime.derive.transaction import DeriveTransaction
+    from penstock.runtime.prepared import Queries
+    from penstock.runtime.session import TaskPublisher, World
+    from penstock.runtime.spark_tasks import DocumentFailed
+    from penstock.shuffle.binding import Binding
+    from penstock.shuffle.slice import Reading, Slice
+
+SMALL_BYTES: Final = 4 << 20
+"""Stored size of documents up to which a transaction is small; what it publishes is hardly more."""
+
+TARGET: Final = 1
+"""The derived collection among the bindings of the publisher."""
+
+States = Mapping[str, JournalState]
+Deliveries = Mapping[int, Sequence[Delivery]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the transforms of a transaction have published; nobody sees it yet."""
+
+    batches: Sequence[pyarrow.RecordBatch] = ()
+    """Documents at the leader."""
+    staged: Sequence[StagedFragments] = ()
+    """Fragments that tasks have written."""
+    published: int = 0
+    """Documents before they were combined, where that is known."""
+    patches: Patches = ()
+
+    @property
+    def written(self) -> Counts:
+        fragments = [
+            fragment
+            for staged in self.staged
+            for made in staged.fragments.values()
+            for fragment in made
+        ]
+        return Counts(
+            docs=sum(batch.num_rows for batch in self.batches)
+            + sum(fragment.rows for fragment in fragments),
+            bytes=sum(batch.nbytes for batch in self.batches)
+            + sum(fragment.bytes for fragment in fragments),
+        )
+
+
+@dataclass(slots=True)
+class _Opened:
+    """Everything that needs Spark, once it has started."""
+
+    slice: Slice
+    publishing: Publishing
+    queries: Queries | None
+    """Where tasks see the files of this machine."""
+    transforms: dict[int, SparkTransform] = field(default_factory=dict)
+
+
+class DeriveJobs:
+    """Runs the Spark jobs of one session's transactions, one at a time."""
+
+    def __init__(
+        self,
+        task: DerivationTask,
+        world: World,
+        waits: Waits,
+        publisher: TaskPublisher,
+        *,
+        epoch: int,
+    ) -> None:
+        self._task = task
+        self._planner = world.planner
+        self._publisher: Publisher | None = publisher.publisher
+        """None in a preview."""
+        self._bindings = {binding.index: binding for binding in task.bindings}
+        self.files = BlobStateFiles(blobs=world.planner.blobs, task=task.name, epoch=epoch)
+        self._runner = JobRunner(
+            task.name,
+            task.bindings,
+            world.planner,
+            world.spark,
+            epoch=epoch,
+            local_dir=world.local_dir,
+            waits=waits,
+            waits_for=lambda: None,
+        )
+        self._opened: _Opened | None = None
+
+    def finish(self) -> int:
+        """Return the number of jobs of the last transaction, and count anew."""
+        jobs, self._runner.jobs_run = self._runner.jobs_run, 0
+        return jobs
+
+    def close(self) -> None:
+        """Release local files: no more jobs are run."""
+        if self._opened is not None and self._opened.queries is not None:
+            self._opened.queries.close()
+
+    async def transform(self, txn: DeriveTransaction, states: States, state: Json) -> Outcome:
+        """Run the transforms over what a transaction has read."""
+        from penstock.runtime.spark_tasks import DocumentFailed
+
+        deliveries = txn.deliveries()
+        if not deliveries:
+            return Outcome()
+        engine = self._task.engine
+        reads = Reads(deliveries, states)
+        try:
+            if engine is not None and engine.stateful:
+                return await self._runner.attempt(
+                    lambda _: self._sharded(txn, states, state, engine), reads
+                )
+            return await self._runner.attempt(lambda _: self._mapped(txn, states), reads)
+        except DocumentFailed as failed:
+            raise await self._explained(failed, deliveries, states) from None
+
+    async def publish(self, outcome: Outcome) -> None:
+        """Publish an outcome as part of the publisher's transaction."""
+        if self._publisher is None:
+            return
+        for batch in outcome.batches:
+            await self._publisher.publish(TARGET, batch)
+        for staged in outcome.staged:
+            await self._publisher.adopt(staged)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    async def _open(self, txn: DeriveTransaction) -> _Opened:
+        """Start Spark, unless that was done."""
+        if self._opened is not None:
+            return self._opened
+        from penstock.runtime.derive.publish_jobs import Publishing
+        from penstock.runtime.prepared import Queries
+        from penstock.shuffle.slice import Slice
+
+        await self._runner.start(txn.read_bytes)
+        spark, directory = self._runner.spark, self._runner.session_dir
+        routing = split_shards(self._task.leader_task.shards)
+        self._opened = _Opened(
+            slice=Slice(spark, self._planner, self._task.bindings, routing),
+            publishing=Publishing(self._task.target),
+            queries=None if directory is None else Queries(spark, directory / "slots"),
+        )
+        return self._opened
+
+    async def _reading(
+        self,
+        reader: Slice,
+        binding: Binding,
+        deliveries: Sequence[Delivery],
+        states: States,
+        *,
+        among: bool,
+    ) -> Reading:
+        """Plan to read the documents of one binding, with the stamps that order them."""
+        columns = self._task.columns.get(binding.index)
+        if refusals.are_foreign(binding, deliveries):
+            columns = None
+        if among or self._task.engine is not None:
+            return await reader.reading(binding, deliveries, states, columns=columns)
+        placed = arranged(deliveries, delay=binding.read_delay)
+        return await reader.reading(
+            binding,
+            placed.deliveries,
+            states,
+            columns=columns,
+            stamps=stamps_for(self._task.source_root(binding), placed.order),
+        )
+
+    def _checked(
+        self, binding: Binding, deliveries: Sequence[Delivery], frame: DataFrame
+    ) -> DataFrame:
+        """Return the documents, checked if they were written under another schema."""
+        from penstock.model.schema import compiled
+        from penstock.runtime.spark_tasks import check_documents
+
+        if not refusals.are_foreign(binding, deliveries):
+            return frame
+        schema = compiled(binding.collection.read_schema.text)
+        return check_documents(frame, schema, self._task.source_root(binding))
+
+    # ------------------------------------------------------------------------------ without state
+
+    async def _mapped(self, txn: DeriveTransaction, states: States) -> Outcome:
+        opened = await self._open(txn)
+        deliveries = txn.deliveries()
+        among = len(self._task.bindings) > 1
+        readings = {
+            at: await self._reading(opened.slice, self._bindings[at], some, states, among=among)
+            for at, some in deliveries.items()
+        }
+        few = txn.read_bytes <= SMALL_BYTES and runs_here(self._runner.spark)
+        publisher = self._publisher
+        if few or publisher is None:
+            batches = await self._runner.in_spark(
+                lambda: self._collected(opened, deliveries, readings, few=few)
+            )
+            return Outcome(batches=batches)
+        staging = await publisher.staging(TARGET)
+
+        def stage() -> Outcome:
+            from penstock.runtime.derive import publish_jobs
+
+            published = self._published(opened, deliveries, _frames(readings))
+            documents = opened.publishing.documents(published, few=False)
+            with opened.publishing.explaining(lambda: published):
+                staged = publish_jobs.stage(documents, staging)
+            return Outcome(staged=staged)
+
+        return await self._runner.in_spark(stage)
+
+    def _collected(
+        self,
+        opened: _Opened,
+        deliveries: Deliveries,
+        readings: Mapping[int, Reading],
+        *,
+        few: bool,
+    ) -> list[pyarrow.RecordBatch]:
+        """Run a job, and return the documents that it publishes, which are few."""
+        from penstock.native.collect import collect_batches
+        from penstock.runtime.spark_tasks import job_errors
+
+        def published() -> DataFrame:
+            return self._published(opened, deliveries, _frames(readings))
+
+        def documents(frames: Mapping[int, DataFrame]) -> DataFrame:
+            return opened.publishing.documents(self._published(opened, deliveries, frames), few=few)
+
+        rows = {at: reading.at_hand() for at, reading in readings.items()}
+        known = {at: some for at, some in rows.items() if some is not None}
+        if opened.queries is None or not few or len(known) < len(rows):
+            frame = opened.publishing.documents(published(), few=few)
+        else:
+            schemas = {at: reading.schema for at, reading in readings.items()}
+            key = tuple(self._shape_of(at, some) for at, some in deliveries.items())
+            frame = opened.queries.frame(known, schemas, documents, key=key)
+        with (
+            opened.publishing.explaining(published),
+            job_errors(),
+            collect_batches(frame) as batches,
+        ):
+            return [batch for batch in batches if batch.num_rows]
+
+    def _shape_of(self, at: int, deliveries: Sequence[Delivery]) -> Hashable:
+        """Return what the query over a binding's documents depends on, beside their schema."""
+        binding = self._bindings[at]
+        order = arranged(deliveries, delay=binding.read_delay).order
+        return at, refusals.are_foreign(binding, deliveries), order
+
+    def _published(
+        self, opened: _Opened, deliveries: Deliveries, frames: Mapping[int, DataFrame]
+    ) -> DataFrame:
+        """Return what the transforms publish, of all bindings together."""
+        made = [
+            self._transformed(opened, self._bindings[at], deliveries[at], frame)
+            for at, frame in frames.items()
+        ]
+        united: DataFrame = functools.reduce(lambda left, right: left.unionByName(right), made)
+        return united
+
+    def _transformed(
+        self, opened: _Opened, binding: Binding, deliveries: Sequence[Delivery], frame: DataFrame
+    ) -> DataFrame:
+        from penstock.runtime.derive import row_jobs
+        from penstock.runtime.derive.publish_jobs import ORDER
+
+        task, at = self._task, binding.index
+        frame = self._checked(binding, deliveries, frame)
+        if task.ordered:
+            frame = frame.withColumn(ORDER, self._order(binding, deliveries, frame))
+        if task.engine is not None:
+            source = self._row_source(binding)
+            return row_jobs.mapped(
+                frame, task.engine, source, self._row_target(), self.files, ordered=task.ordered
+            )
+        if at not in opened.transforms:
+            from penstock.runtime.derive.spark_engine import SparkTransform
+
+            opened.transforms[at] = SparkTransform(
+                task.lambdas[at], binding.collection, task.target.spec
+            )
+        return opened.transforms[at].apply(frame, order=ORDER if task.ordered else None)
+
+    def _order(
+        self, binding: Binding, deliveries: Sequence[Delivery], frame: DataFrame
+    ) -> SparkColumn:
+        """Return what orders a document among all that the transaction reads.
+
+        A single column of fixed width, if that is enough: it lets Spark hash.
+        """
+        from pyspark.sql import functions as f
+
+        from penstock.runtime.spark_tasks import quoted
+
+        root = self._task.source_root(binding)
+        names = stamp_names(root)
+
+        def column(name: str) -> SparkColumn:
+            return f.col(quoted(name))
+
+        if len(self._task.bindings) == 1:
+            order = arranged(deliveries, delay=binding.read_delay).order
+            by = order_columns(root, order)
+            return column(by[0]) if len(by) == 1 else f.struct(*map(column, by))
+        placed = names.level if names.level in frame.columns else names.clock
+        return f.struct(
+            f.lit(-binding.priority).alias("priority"),
+            (column(placed) + f.lit(binding.read_delay).cast("long")).alias("adjusted"),
+            column(names.clock).alias("clock"),
+            column(names.producer).alias("producer"),
+            f.lit(binding.index).alias("binding"),
+        )
+
+    # --------------------------------------------------------------------------------- with state
+
+    async def _sharded(
+        self, txn: DeriveTransaction, states: States, state: Json, engine: RowEngine
+    ) -> Outcome:
+        from penstock.runtime.derive import row_jobs
+
+        opened = await self._open(txn)
+        deliveries = txn.deliveries()
+        reader, shards = opened.slice, self._task.leader_task.shards
+        frames = []
+        for at, some in deliveries.items():
+            binding = self._bindings[at]
+            frame = await reader.frame(binding, some, states)
+            frames.append(reader.routed(self._checked(binding, some, frame), binding))
+        staging = None if self._publisher is None else await self._publisher.staging(TARGET)
+        sources = {at: self._row_source(self._bindings[at]) for at in deliveries}
+
+        def run() -> list[row_jobs.ShardResult]:
+            return row_jobs.sharded(
+                reader.exchange(frames, few=txn.read_bytes <= SMALL_BYTES),
+                engine,
+                sources,
+                self._row_target(),
+                staging,
+                state=state,
+                files=self.files,
+                shards=shards,
+            )
+
+        results = await self._runner.in_spark(run)
+        found = [result.shard for result in results]
+        if found != list(range(shards)):
+            raise Bug(f"a job returned results of shards {found}, and not of {shards}")
+        return Outcome(
+            batches=[
+                batch
+                for result in results
+                if result.documents is not None
+                for batch in result.documents.to_batches()
+            ],
+            staged=[result.staged for result in results if result.staged is not None],
+            published=sum(result.docs for result in results),
+            patches=tuple(patch for result in results for patch in result.patches),
+        )
+
+    def _row_source(self, binding: Binding) -> RowSource:
+        from penstock.runtime.derive.row_jobs import RowSource
+
+        return RowSource(transform=binding.index, root=self._task.source_root(binding))
+
+    def _row_target(self) -> RowTarget:
+        from penstock.runtime.derive.row_jobs import RowTarget
+
+        return RowTarget.of(self._task.target.spec, self._task.target.salt)
+
+    # ------------------------------------------------------------------------------------- errors
+
+    async def _explained(
+        self, failed: DocumentFailed, deliveries: Deliveries, states: States
+    ) -> UserError:
+        """Return the error of a transform, with the place of the document it failed at."""
+        task = self._task
+        where = [f"derivation {task.name}"]
+        if failed.where:
+            where.append(failed.where)
+        some = deliveries.get(failed.binding)
+        if some is not None and failed.producer is not None:
+            clock = Clock(failed.clock)
+            binding = self._bindings[failed.binding]
+            place = await refusals.locate(
+                self._planner, some, states, producer=failed.producer, clock=clock
+            )
+            document = f"a document of {binding.collection.name}"
+            if place is not None:
+                document += f", journal {place[0]} at offset {place[1]}"
+            where += [
+                f"transform {task.leader_task.transforms[failed.binding].name}",
+                f"{document} ({DocumentId(producer=failed.producer, clock=clock, flags=0).uuid})",
+            ]
+        return TransformFailed(
+            failed.what,
+            where="; ".join(dict.fromkeys(where)),
+            why=failed.why,
+            fix=failed.fix
+            or "correct the code, and run again: the task goes on from its last transaction",
+        )
+
+
+class TransformFailed(UserError):
+    """The code of a transform failed, or published something that its collection refuses."""
+
+
+def transform_reads(deliveries: Deliveries) -> dict[int, TransformRead]:
+    """Return what each transform reads, from the records alone."""
+    found = {}
+    for at, some in deliveries.items():
+        runs = [rows.run for delivery in some for rows in delivery.rows]
+        found[at] = TransformRead(
+            counts=Counts(
+                docs=sum(run.rows for run in runs), bytes=sum(delivery.bytes for delivery in some)
+            ),
+            newest=max((run.clock_max for run in runs), default=NEVER),
+        )
+    return found
+
+
+def _frames(readings: Mapping[int, Reading]) -> dict[int, DataFrame]:
+    return {at: reading.frame() for at, reading in readings.items()}

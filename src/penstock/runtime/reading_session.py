@@ -1,0 +1,109 @@
+"""The shell of sessions that read collections: asks the shuffle for checkpoints, and knows the end.
+
+One request for a checkpoint is outstanding while the machine holds none. In batch mode the session
+ends once everything that was committed up to a revision is part of a transaction.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from penstock import failpoints
+from penstock.journal.blobs import spark_root
+from penstock.model.frontier import Frontier
+from penstock.runtime.control import Control
+from penstock.runtime.protocol import Event, Woken
+from penstock.runtime.reading import CheckpointReady, Idle, ReadingLeader
+from penstock.runtime.session import (
+    STORE,
+    Recorder,
+    RunnableTask,
+    SessionLoop,
+    TaskPublisher,
+    World,
+)
+from penstock.shuffle.binding import Binding
+from penstock.shuffle.session import Session
+from penstock.shuffle.state import NeedRows
+
+_MANY_BYTES: Final = 1 << 40
+"""Rows are looked up where there are too many of them for the leader."""
+
+_LOADED = failpoints.declare("leader.after-load", "a checkpoint is part of the open transaction")
+
+R = TypeVar("R", bound=ReadingLeader)
+
+
+class ReadingSession(SessionLoop[R]):
+    """A session whose machine takes checkpoints."""
+
+    def __init__(
+        self,
+        task: RunnableTask,
+        world: World,
+        control: Control,
+        recorder: Recorder,
+        publisher: TaskPublisher,
+    ) -> None:
+        super().__init__(task, world, control, recorder, publisher)
+        self.shuffle: Session
+        self._asked = False
+        """A checkpoint was asked for, and the machine does not have it yet."""
+        self._queued = False
+        """The checkpoint that was asked for is there."""
+        self._caught_up = self._ending = False
+
+    async def open_shuffle(self, bindings: Sequence[Binding], resume: Frontier) -> None:
+        """Open the shuffle session, which the caller closes."""
+        with self.waiting(STORE):
+            self.shuffle = await Session.open(
+                self.world.planner,
+                bindings,
+                resume=resume,
+                now=self.world.now,
+                lookup=self._look_up if spark_root(self.world.planner.blobs) else None,
+            )
+
+    async def _look_up(self, need: NeedRows) -> int:
+        from penstock.shuffle.lookup import spark_lookup
+
+        start = functools.partial(self.world.spark, _MANY_BYTES)
+        return await spark_lookup(start, self.world.planner)(need)
+
+    def after_step(self, event: Event | None) -> None:
+        """Keep one request for a checkpoint outstanding while the machine holds none."""
+        if event is None and self.control.until_revision is not None:
+            self.in_background(self._watch_catching_up(self.control.until_revision))
+        if isinstance(event, CheckpointReady):
+            self._asked = self._queued = False
+            failpoints.hit(_LOADED)
+        if self.leader.wants_more and not self._asked:
+            self._asked = True
+            self.in_background(self._next_checkpoint())
+        self._stop_if_caught_up()
+
+    async def _next_checkpoint(self) -> None:
+        checkpoint = await self.shuffle.next_checkpoint()
+        self._queued = True
+        self.events.put_nowait(CheckpointReady(checkpoint))
+
+    async def _watch_catching_up(self, revision: int) -> None:
+        await self.shuffle.caught_up(revision)
+        self._caught_up = True
+        self.events.put_nowait(Woken())
+
+    def _stop_if_caught_up(self) -> None:
+        """In batch mode: end when all that was to be done is part of a transaction.
+
+        What is handed out later does not count, or a steady writer could defer the end for ever; so
+        the open transaction closes, whatever its minima, and no other follows it. A checkpoint that
+        is held may be the last one that counts: it is taken in first.
+        """
+        leader = self.leader
+        taken = leader.held is None and not self._queued
+        replaying = leader.replay is not None and leader.head == Idle()
+        if self._caught_up and taken and not replaying and not self._ending:
+            self._ending = True
+            self.end_when_closed()
