@@ -18,8 +18,9 @@ from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.catalog.testing.derivers import Deriver
     from penstock.catalog.testing.run import Outcome, Variant, Worlds
-    from penstock.model.spec import Catalog, CatalogTest
+    from penstock.model.spec import Catalog, CatalogTest, CollectionSpec
 
 
 def run_tests(
@@ -70,12 +71,11 @@ def run_tests(
     Example: penstock test catalog.yaml --only 'acme/tests/*' --shake
     """
     from penstock.catalog.build import load_catalog
-    from penstock.connectors.builtin import locate
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("no catalog given", fix="penstock test catalog.yaml")
-    catalog = load_catalog(mains, environ=None, allow_outside=allow_outside, locate=locate)
+    catalog = load_catalog(mains, environ=None, allow_outside=allow_outside)
     outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake)
     _report(outcomes, as_json=settings.json, junit=junit, defined=bool(catalog.tests))
     if any(outcome.failure for outcome in outcomes):
@@ -121,6 +121,13 @@ def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
 
     start = wall_clock.now()  # one for all runs of a test, which are compared
 
+    def frames(catalog: Catalog, spec: CollectionSpec) -> Deriver:
+        from penstock.catalog.testing.spark_frames import FrameDeriver
+        from penstock.engine import EngineOptions, Lifetime, open_spark
+
+        options = EngineOptions(master=settings.master, conf=settings.conf, lifetime=Lifetime.SHORT)
+        return FrameDeriver(catalog, spec, lambda: open_spark(options))
+
     def world(variant: Variant) -> MemoryWorld:
         return MemoryWorld(
             catalog,
@@ -128,6 +135,7 @@ def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
             start=start,
             split=variant.split,
             shards=variant.shards,
+            frames=frames,
         )
 
     return world
