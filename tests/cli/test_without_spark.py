@@ -40,6 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(["read", "acme/orders"], id="read"),
         pytest.param(["apply", "CATALOG"], id="apply"),
         pytest.param(["check", "CATALOG", "--explain"], id="check"),
+        pytest.param(["test", "CATALOG", "--shake"], id="test"),
         pytest.param(["journals"], id="journals"),
         pytest.param(["fragments", "acme/plain/pivot=00"], id="fragments"),
         pytest.param(["compact"], id="compact"),
@@ -55,7 +56,7 @@ def test_a_command_without_spark_jobs_does_not_import_spark(
     files["CATALOG"].write_text(CATALOG)
     given = [str(files.get(argument, argument)) for argument in arguments]
     run = [sys.executable, "-c", PROGRAM, *given]
-    if given[0] != "check":
+    if given[0] not in ("check", "test"):
         run += ["--data", str(data)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,8 +18,9 @@ from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
+    from penstock.catalog.testing.derivers import Deriver
     from penstock.catalog.testing.run import Outcome, Variant, Worlds
-    from penstock.model.spec import Catalog, CatalogTest
+    from penstock.model.spec import Catalog, CatalogTest, CollectionSpec
 
 
 def run_tests(
@@ -69,12 +71,11 @@ def run_tests(
     Example: penstock test catalog.yaml --only 'acme/tests/*' --shake
     """
     from penstock.catalog.build import load_catalog
-    from penstock.connectors.builtin import locate
 
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("no catalog given", fix="penstock test catalog.yaml")
-    catalog = load_catalog(mains, environ=None, allow_outside=allow_outside, locate=locate)
+    catalog = load_catalog(mains, environ=None, allow_outside=allow_outside)
     outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake)
     _report(outcomes, as_json=settings.json, junit=junit, defined=bool(catalog.tests))
     if any(outcome.failure for outcome in outcomes):
@@ -100,9 +101,12 @@ def _run(
     from penstock.catalog.testing.run import run_test, variants
 
     shaken = variants(catalog) if shake else ()
-    worlds = _worlds(catalog, settings)
     outcomes = []
-    with _showing(len(tests)) as show:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-test-") as directory,
+        _showing(len(tests)) as show,
+    ):
+        worlds = _worlds(catalog, settings, Path(directory))
         for test in tests:
             outcome = run_test(catalog, test, worlds, shake=shaken, on_run=show(test.name))
             outcomes.append(outcome)
@@ -111,14 +115,28 @@ def _run(
     return outcomes
 
 
-def _worlds(catalog: Catalog, settings: Settings) -> Worlds:
+def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
     from penstock import wall_clock
     from penstock.catalog.testing.memory import MemoryWorld
 
     start = wall_clock.now()  # one for all runs of a test, which are compared
 
+    def frames(catalog: Catalog, spec: CollectionSpec) -> Deriver:
+        from penstock.catalog.testing.spark_frames import FrameDeriver
+        from penstock.engine import EngineOptions, Lifetime, open_spark
+
+        options = EngineOptions(master=settings.master, conf=settings.conf, lifetime=Lifetime.SHORT)
+        return FrameDeriver(catalog, spec, lambda: open_spark(options))
+
     def world(variant: Variant) -> MemoryWorld:
-        return MemoryWorld(catalog, start=start, split=variant.split, shards=variant.shards)
+        return MemoryWorld(
+            catalog,
+            directory=directory,
+            start=start,
+            split=variant.split,
+            shards=variant.shards,
+            frames=frames,
+        )
 
     return world
 

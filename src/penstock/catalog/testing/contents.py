@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 from penstock.catalog.collection_lookup import salt_of
 from penstock.catalog.testing.match import without_uuid
@@ -23,7 +23,10 @@ from penstock.model.shape import locate
 from penstock.model.spec import Catalog, CollectionSpec, Selector
 from penstock.runtime.derive.engine import Document
 
-_PRODUCER = Producer(Producer.MULTICAST)
+PRODUCER: Final = Producer(Producer.MULTICAST)
+"""All documents of a world are one writer's."""
+
+_SALT: Final = "AA=="
 
 
 class DocumentRefused(UserError):
@@ -53,7 +56,7 @@ class Stored:
 
     def with_uuid(self) -> Document:
         """As a transform reads it."""
-        stamp = DocumentId(producer=_PRODUCER, clock=self.clock, flags=Flag.CONTINUE_TXN)
+        stamp = DocumentId(producer=PRODUCER, clock=self.clock, flags=Flag.CONTINUE_TXN)
         meta = self.document.get("_meta")
         members = meta if isinstance(meta, dict) else {}
         return {**self.document, "_meta": {**members, "uuid": str(stamp.uuid)}}
@@ -68,15 +71,17 @@ class Contents:
         self.reads = compiled(spec.read_schema.text)
         self._writes = compiled(spec.write_schema.text)
         self._columns = columns(self._writes.shape)
-        self._combines = why_not_combined(self.reads.shape) is None
         self._same_schema = spec.read_schema == spec.write_schema
-        try:
-            self._salt = salt_of(spec, catalog)
-        except UsageError:  # a test shows that a value is hashed, not what its hash is
-            self._salt = b""
+        # Readers reduce by the read schema: another one may tell apart what this one would fold.
+        self._combines = self._same_schema and why_not_combined(self.reads.shape) is None
+        self._salt = salt_of(spec, catalog, salt_given(spec, catalog))
 
     def prepare(self, published: Iterable[Published]) -> list[Published]:
-        """Check, redact and combine the documents of one transaction."""
+        """Check, combine and redact the documents of one transaction."""
+        return [self._as_read_back(each) for each in self.combined(published)]
+
+    def combined(self, published: Iterable[Published]) -> list[Published]:
+        """Check the documents of one transaction, and combine those of one key and partition."""
         accepted = [self._accepted(each) for each in published]
         if not self._combines:
             return accepted
@@ -84,7 +89,7 @@ class Contents:
         for each in accepted:
             identity = (self._partition(each.document), *map(sort_key, self.key_of(each.document)))
             groups.setdefault(identity, []).append(each)
-        return [one for group in groups.values() for one in self._combined(group)]
+        return [self._one(group) for group in groups.values()]
 
     def append(self, document: Published, clock: Clock) -> None:
         """Store a document that was prepared."""
@@ -132,8 +137,7 @@ class Contents:
         return tuple(values)
 
     def _accepted(self, published: Published) -> Published:
-        """The document as it is stored, and read back: numbers are those of its columns."""
-        document = without_uuid(published.document)
+        document = cast("Document", without_uuid(published.document))
         violations = tuple(map(str, self._writes.violations(document)))
         if not violations and (found := unstorable(document, self._columns)) is not None:
             violations = (f"{found[0]}: {found[1]}",)
@@ -144,18 +148,21 @@ class Contents:
                 why="; ".join(violations[1:]) or None,
                 fix="correct what publishes it, or the schema",
             )
-        hidden = redact(document, self._writes.shape, self._salt)
-        stored = json.loads(canonical_json(as_stored(hidden, self._columns)))
-        return Published(document=stored, origin=published.origin, hops=published.hops)
+        return replace(published, document=document)
 
-    def _combined(self, group: Sequence[Published]) -> Sequence[Published]:
+    def _one(self, group: Sequence[Published]) -> Published:
+        if len(group) == 1:
+            return group[0]
         documents = [each.document for each in group]
-        if len(group) == 1 or not all(map(self.reads.is_valid, documents)):
-            return group
         key = list(self.key_of(documents[0]))
         one = cast("Document", combine(documents, self.reads.active_rules, key))
-        hops = max(each.hops for each in group)
-        return [Published(document=one, origin=group[0].origin, hops=hops)]
+        return replace(group[0], document=one, hops=max(each.hops for each in group))
+
+    def _as_read_back(self, published: Published) -> Published:
+        """The document redacted, and with its numbers as columns keep them."""
+        hidden = redact(published.document, self._writes.shape, self._salt)
+        stored = json.loads(canonical_json(as_stored(hidden, self._columns)))
+        return replace(published, document=stored)
 
     def _partition(self, document: Document) -> str:
         fields = self.spec.partitions
@@ -165,6 +172,18 @@ class Contents:
             for field, value in zip(fields, values, strict=True)
         ]
         return "/".join([*segments, "pivot=00"])
+
+
+def salt_given(spec: CollectionSpec, catalog: Catalog) -> str | None:
+    """Return a salt for a collection whose tasks have none, or not the same.
+
+    A test shows that a value is hashed, and not what its hash is.
+    """
+    try:
+        salt_of(spec, catalog)
+    except UsageError:
+        return _SALT
+    return None
 
 
 def reduced(spec: CollectionSpec, documents: Iterable[Document]) -> list[Json]:

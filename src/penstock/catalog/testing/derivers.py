@@ -73,14 +73,13 @@ class DirectoryFiles:
     @property
     def local_dir(self) -> Path:
         local = self.root / "local"
-        local.mkdir(parents=True, exist_ok=True)
+        local.mkdir(exist_ok=True)
         return local
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
     def write(self, data: bytes) -> str:
-        self.root.mkdir(parents=True, exist_ok=True)
         name = secrets.token_hex(16)
         (self.root / name).write_bytes(data)
         return name

@@ -115,11 +115,9 @@ def compare(
     `actual` is sorted by key, without two documents of one. With `whole`, actual documents may
     have no more than the expected ones.
     """
-    by_key = all(get(document, part) is not ABSENT for document in expected for part in key)
+    keyed = all(get(document, part) is not ABSENT for document in expected for part in key)
     paired = (
-        _by_key(expected, actual, key)
-        if by_key
-        else zip_longest(expected, actual, fillvalue=ABSENT)
+        _by_key(expected, actual, key) if keyed else zip_longest(expected, actual, fillvalue=ABSENT)
     )
     return Comparison(
         key=key,
@@ -160,11 +158,6 @@ def without_uuid(document: Json) -> Json:
     rest = {name: value for name, value in meta.items() if name != "uuid"}
     others = {name: value for name, value in document.items() if name != "_meta"}
     return {**others, "_meta": rest} if rest else others
-
-
-def by_key(documents: Sequence[Json], key: tuple[str, ...]) -> list[Json]:
-    """Sort documents by key."""
-    return sorted(documents, key=lambda document: _identity(document, key))
 
 
 def _same(expected: Json, actual: State) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,12 +69,16 @@ FrameDerivers = Callable[[Catalog, CollectionSpec], Deriver]
 
 
 class MemoryWorld:
-    """Collections and derivations of a catalog, for one test."""
+    """Collections and derivations of a catalog, for one test.
+
+    State that derivations keep in files is below `directory` until the world is closed.
+    """
 
     def __init__(
         self,
         catalog: Catalog,
         *,
+        directory: Path,
         start: Clock,
         split: Split = ALL_AT_ONCE,
         shards: int = 1,
@@ -90,7 +95,8 @@ class MemoryWorld:
         self._contents = {spec.name: Contents(spec, catalog) for spec in catalog.collections}
         self._derivations = [self._derivation(name) for name in self._graph.in_order()]
         self._documents = 0
-        self._directory = tempfile.TemporaryDirectory(prefix="penstock-test-")
+        self._directory = directory
+        self._states: list[Path] = []
 
     @property
     def now(self) -> Clock:
@@ -132,7 +138,8 @@ class MemoryWorld:
         return self._contents[collection].select(selector)
 
     def close(self) -> None:
-        self._directory.cleanup()
+        for path in self._states:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _derivation(self, name: str) -> _Derivation:
         target = self._contents[name]
@@ -161,17 +168,15 @@ class MemoryWorld:
     def _deriver(self, spec: CollectionSpec) -> Deriver:
         engine = self._engines(self._catalog, spec)
         if engine is not None:
-            directory = Path(self._directory.name) / str(len(list(self._started())))
-            return RowDeriver(engine, shards=self._shards, files=DirectoryFiles(directory))
+            self._states.append(Path(tempfile.mkdtemp(prefix="state-", dir=self._directory)))
+            files = DirectoryFiles(self._states[-1])
+            return RowDeriver(engine, shards=self._shards, files=files)
         if self._frames is None:
             raise UserError(
                 f"{spec.name} needs Spark, which this test runs without",
                 fix="run it by `penstock test`",
             )
         return self._frames(self._catalog, spec)
-
-    def _started(self) -> Iterator[Deriver]:
-        return (each.deriver for each in self._derivations if each.deriver is not None)
 
     def _publish(self, collection: str, published: Iterable[Published]) -> None:
         contents = self._contents[collection]
