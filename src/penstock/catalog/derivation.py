@@ -51,9 +51,12 @@ class _Draft:
 
 
 def build_derivation(
-    collection: Node, node: Node, scope: Scope, environ: Mapping[str, str] | None
+    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> DerivationSpec | None:
-    """Build the `derive` stanza of a collection; None if it names no supported engine."""
+    """Build the `derive` stanza of a collection; None if it names no supported engine.
+
+    `target` is the collection, None if it could not be built.
+    """
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
     transforms_node = node.get("transforms")
@@ -64,7 +67,7 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
-    disabled = never_runs(node) or reading.flag(collection, "delete")
+    disabled = never_runs(node) or (target is not None and target.spec.delete)
     if not disabled:
         _check_enabled(transforms_node, scope)
     if engine in ("local", "connector"):
@@ -202,7 +205,11 @@ def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
             hint="write a method of the module with the name of the transform",
         )
         return None
-    return scope.sources.code(node)
+    code = scope.sources.code(node)
+    if code is not None and not code.text.strip():
+        scope.sources.error(node, "E-LAMBDA", "the lambda is empty", hint="write a query")
+        return None
+    return code
 
 
 def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: Scope) -> None:

@@ -35,7 +35,7 @@ _ADDRESS: Final = re.compile(
     r"(?P<directory>/[^:]*)(:(?P<socket>\d+))?"
     r"|(\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[^:/@\s]+))(:(?P<port>\d+))?"
 )
-SCHEMA: Final[Json] = {
+SCHEMA: Final[dict[str, Json]] = {
     "type": "string",
     "pattern": r"^(?!pg_|penstock_stage$)[^\u0000]+$",
     "maxLength": NAME_BYTES_MAX,
