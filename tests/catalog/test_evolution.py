@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from penstock.catalog.evolution import changed_migrations
-from penstock.model.spec import CollectionSpec, DerivationSpec, Frozen
+from penstock.model.spec import CollectionSpec, DerivationSpec, Frozen, Shards
 
 
-def derived(*migrations: str, using: str = "sqlite", delete: bool = False) -> CollectionSpec:
+def derived(
+    *migrations: str, using: Literal["sqlite", "spark"] = "sqlite", delete: bool = False
+) -> CollectionSpec:
     schema = Frozen({"type": "object"})
     return CollectionSpec(
         name="acme/stock",
         key=("/id",),
         write_schema=schema,
         read_schema=schema,
-        derivation=DerivationSpec(using=using, transforms=(), migrations=migrations),  # type: ignore[arg-type]
+        fields=(),
+        derivation=DerivationSpec(
+            using=using,
+            transforms=(),
+            shuffle_key_types=(),
+            shards=Shards(max_txn_s=1),
+            migrations=migrations,
+        ),
         delete=delete,
     )
 

@@ -37,11 +37,11 @@ _ADDRESS: Final = re.compile(
 )
 SCHEMA: Final[dict[str, Json]] = {
     "type": "string",
-    "pattern": r"^(?!pg_|penstock_stage$)[^\u0000]+$",
+    "pattern": r"^(?!pg_)[^\u0000]+$",
     "maxLength": NAME_BYTES_MAX,
     "default": "public",
-    "title": f"the name of a schema, of at most {NAME_BYTES_MAX} bytes; penstock_stage and names "
-    "that begin with pg_ are taken",
+    "title": f"the name of a schema, of at most {NAME_BYTES_MAX} bytes; names that begin with pg_ "
+    "are taken",
     "description": "The schema of tables whose resource names none.",
     "examples": ["public"],
 }
