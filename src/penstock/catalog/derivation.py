@@ -55,11 +55,7 @@ class _Draft:
 
 
 def build_derivation(
-    collection: Node,
-    node: Node,
-    target: Known | None,
-    scope: Scope,
-    environ: Mapping[str, str] | None,
+    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> DerivationSpec | None:
     """Build the `derive` stanza of a collection; None if it names no supported engine.
 
@@ -75,7 +71,7 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
-    disabled = never_runs(node) or reading.flag(collection, "delete")
+    disabled = never_runs(node) or (target is not None and target.spec.delete)
     if not disabled:
         _check_enabled(transforms_node, scope)
     if engine in ("local", "connector"):
@@ -216,7 +212,11 @@ def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
             hint="write a method of the module with the name of the transform",
         )
         return None
-    return scope.sources.code(node)
+    code = scope.sources.code(node)
+    if code is not None and not code.text.strip():
+        scope.sources.error(node, "E-LAMBDA", "the lambda is empty", hint="write a query")
+        return None
+    return code
 
 
 def _check_sqlite(

@@ -60,7 +60,11 @@ MOMENT = Text(
     pattern=r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)",
     hint="RFC 3339: date, T, time, and Z or an offset",
 )
-BASE64 = Text(expected="base64 text", pattern=r"[A-Za-z0-9+/]*={0,2}")
+BASE64 = Text(
+    expected="base64 text",
+    pattern=r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    hint="for example: openssl rand -base64 16",
+)
 INLINE_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, AnyMapping()))
 DEPTH = Either("true, false, or a depth as a number", (FLAG, WholeNumber()))
 
