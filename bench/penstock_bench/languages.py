@@ -85,7 +85,7 @@ select $id as id, account, amount as total, events
 from totals where account = $account and $amount > 0;
 """
 
-_MODULE: Final = '''\
+MODULE: Final = '''\
 """Cleans events."""
 
 from collections.abc import AsyncIterator
@@ -147,7 +147,7 @@ def fill(events: RawEvents, data: Path) -> None:
     """Create a deployment with all derivations, and all events in it."""
     deployment = Deployment(data)
     deployment.write_catalog(catalog_text())
-    (data / "by_python.py").write_text(_MODULE)
+    (data / "by_python.py").write_text(MODULE)
     deployment.append_events(events)
 
 
@@ -258,7 +258,7 @@ def documents_by_hand(out: Path) -> dict[int, Json]:
 # ------------------------------------------------------------------------------------- measuring
 
 
-def different(language: str, derived: Mapping[int, Any], by_hand: Mapping[int, Any]) -> int:
+def different(language: str, derived: Mapping[int, Json], by_hand: Mapping[int, Json]) -> int:
     """Count documents that differ.
 
     Running totals depend on the order of an account's events, which is that of no key. There, the
