@@ -146,8 +146,9 @@ def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
     collections = []
     for name, node in scope.defined["collections"].items():
         derive = node.get("derive")
-        derivation = build_derivation(derive, scope, environ) if derive else None
-        if built := scope.collections.get(name):
+        built = scope.collections.get(name)
+        derivation = build_derivation(derive, built, scope, environ) if derive else None
+        if built is not None:
             collections.append(dataclasses.replace(built.spec, derivation=derivation))
     captures = [
         build_capture(name, node, scope, environ)

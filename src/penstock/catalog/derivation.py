@@ -50,9 +50,12 @@ class _Draft:
 
 
 def build_derivation(
-    node: Node, scope: Scope, environ: Mapping[str, str] | None
+    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> DerivationSpec | None:
-    """Build the `derive` stanza of a collection; None if it names no supported engine."""
+    """Build the `derive` stanza of a collection; None if it names no supported engine.
+
+    `target` is the collection itself, if it could be built.
+    """
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
     transforms_node = node.get("transforms")
@@ -71,6 +74,8 @@ def build_derivation(
     migrations = [block for block in blocks if block is not None]
     if engine == "sqlite":
         _check_sqlite(migrations, drafts, scope)
+    elif engine == "spark":
+        _check_spark(inner, drafts, target, scope)
     elif engine == "python" and (module := inner.get("module")):
         _check_module(scope.sources.code(module), scope)
     return DerivationSpec(
@@ -204,6 +209,35 @@ def _check_sqlite(migrations: Sequence[Code], drafts: Sequence[_Draft], scope: S
                 _report(draft.code, database.compile(draft.code.text), scope)
     finally:
         database.close()
+
+
+def _check_spark(using: Node, drafts: Sequence[_Draft], target: Known | None, scope: Scope) -> None:
+    """Judge views and lambdas by their text; Spark is not asked."""
+    # Here, because sqlglot takes longer to import than most catalogs to check.
+    from penstock.runtime.derive.spark_sql import check_views, judge_lambda
+
+    views_node = using.get("views")
+    named = {
+        name: Code(node.text, node, around=scope.sources.lines(node))
+        for name, node in (views_node.members.items() if views_node else ())
+        if node.text is not None
+    }
+    views = {name: code.text for name, code in named.items()}
+    for name, mistakes in check_views(views).items():
+        for mistake in mistakes:
+            _report(named[name], mistake, scope)
+    for draft in drafts:
+        if draft.code is None or draft.known is None or target is None:
+            continue
+        judged = judge_lambda(
+            draft.code.text,
+            source=draft.known.spec,
+            target=target.spec,
+            views=views,
+            nonlinear=using.text_of("nonlinear") == "allow",
+        )
+        for mistake in judged if isinstance(judged, list) else ():
+            _report(draft.code, mistake, scope)
 
 
 def _check_module(code: Code | None, scope: Scope) -> None:
