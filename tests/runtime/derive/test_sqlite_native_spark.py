@@ -124,7 +124,7 @@ def plain(value: Json) -> Json:
     return value
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     st.lists(DOCUMENTS, min_size=5, max_size=12), st.lists(EXPRESSIONS, min_size=20, max_size=30),
     FLAG,

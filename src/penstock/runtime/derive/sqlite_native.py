@@ -305,7 +305,7 @@ class _Compiler:
         both = zip(conditions, values, strict=True)
         if isinstance(node, exp.If):
             choices = [conditions[0], *values, *([ending] if ending else [])]
-            written = f"iif({', '.join(e.sqlite for e in choices)})"
+            written = f"if({', '.join(e.sqlite for e in choices)})"
             return joined(f"(CASE {spark}{last} END)", written)
         sqlite = " ".join(f"WHEN {c.sqlite} THEN {v.sqlite}" for c, v in both)
         sqlite += f" ELSE {ending.sqlite}" if ending else ""
