@@ -103,6 +103,8 @@ class _Models:
                 parts.append(list[self._annotation(item, title, around, nested)])  # type: ignore[misc]
             elif kind == "object":
                 parts.append(self._object(shape, title, around, nested))
+            elif kind == "boolean" and shape.not_null != {"boolean"}:
+                parts.append(pydantic.StrictBool)  # 0.0 is a number here, and no false
             else:
                 parts.append(_SCALARS[kind])
         return Union[tuple(parts)]  # noqa: UP007 - built from values
