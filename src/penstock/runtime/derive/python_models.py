@@ -74,7 +74,7 @@ class _Models:
             fields[chosen] = (annotation, _field(below, alias))
         with warnings.catch_warnings():  # a member may be called `json`, as old methods are
             warnings.simplefilter("ignore", UserWarning)
-            made = pydantic.create_model(
+            made: Model = pydantic.create_model(
                 name,
                 __config__=pydantic.ConfigDict(
                     extra=self._closed if shape.objects.closed else "allow",
@@ -126,14 +126,18 @@ def _items(arrays: Arrays) -> Shape:
 
 
 def _field(member: Property, alias: str | None) -> Any:  # noqa: ANN401 - pydantic's own
-    about = {"alias": alias, "title": member.shape.title, "description": member.shape.description}
+    field: Any = functools.partial(
+        pydantic.Field,
+        alias=alias,
+        title=member.shape.title,
+        description=member.shape.description,
+    )
     if member.required:
-        return pydantic.Field(**about)  # type: ignore[arg-type]
+        return field()
     default = member.shape.default
-    return pydantic.Field(  # type: ignore[call-overload]
+    return field(
         default=None if default is ABSENT else default,
         validate_default=isinstance(default, dict),
-        **about,
     )
 
 
