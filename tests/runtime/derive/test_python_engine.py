@@ -506,6 +506,18 @@ def test_reset_calls_the_users_own() -> None:
     assert task.transaction(ints(("a", 1)))[-1]["Count"] == 1
 
 
+def test_a_number_that_json_lacks_is_kept_for_validation_to_refuse() -> None:
+    code = module(
+        """
+        class Derivation(IDerivation):
+            def from_ints(self, read):
+                yield Document(Key="k", more=float("nan"))
+        """
+    )
+    ((_, document),) = opened(engine(code)).process(ints(("a", 1)))
+    assert repr(document["more"]) == "nan"
+
+
 # --- projects, several derivations ---
 
 
