@@ -64,6 +64,10 @@ WORKLOADS: Mapping[str, WorkloadEntry] = {
         "penstock_bench.latency:run",
         "from append to visible in PostgreSQL, beside Structured Streaming",
     ),
+    "pipeline": WorkloadEntry(
+        "penstock_bench.pipeline:run",
+        "events through two hops, beside Declarative Pipelines and others",
+    ),
     "crash": WorkloadEntry(
         "penstock_bench.crash:run", "wrong rows after kill -9, beside Structured Streaming"
     ),

@@ -59,7 +59,7 @@ FLAWED_SHARE: Final = 0.03
 Row: TypeAlias = tuple[int, int, int, int, int, str | None]
 """Account, events, amount, largest, eu, tier."""
 
-_RAW_SCHEMA: Final[Json] = {
+RAW_SCHEMA: Final[Json] = {
     "type": "object",
     "required": ["id", "account", "region"],
     "additionalProperties": False,
@@ -71,7 +71,7 @@ _RAW_SCHEMA: Final[Json] = {
     },
 }
 
-_CLEAN_SCHEMA: Final[Json] = {
+CLEAN_SCHEMA: Final[Json] = {
     "type": "object",
     "required": ["id", "account", "amount", "region"],
     "additionalProperties": False,
@@ -187,7 +187,7 @@ class RawEvents(Events):
 
     def batch(self, file: int) -> pyarrow.RecordBatch:
         """Return the events of a file as documents of the collection."""
-        return as_documents(self.rows(file), _RAW_SCHEMA)
+        return as_documents(self.rows(file), RAW_SCHEMA)
 
     @cached_property
     def sums(self) -> Mapping[str, Any]:
@@ -293,11 +293,11 @@ def catalog_text(endpoint: Json) -> str:
         return {"name": name, "source": source, "shuffle": "any", "lambda": text}
 
     collections: Json = {
-        RAW: {"key": ["/id"], "schema": _RAW_SCHEMA},
+        RAW: {"key": ["/id"], "schema": RAW_SCHEMA},
         CUSTOMERS: {"key": ["/account"], "schema": _CUSTOMER_SCHEMA},
         CLEAN: {
             "key": ["/id"],
-            "schema": _CLEAN_SCHEMA,
+            "schema": CLEAN_SCHEMA,
             "derive": {
                 "using": {"spark": {}},
                 "transforms": [transform("fromRaw", RAW, CLEANED)],

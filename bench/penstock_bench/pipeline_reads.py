@@ -111,7 +111,7 @@ class Reader:
             try:
                 while not done.wait(READ_EVERY_S):
                     self.reads.append(self.read())
-            except Exception as error:  # noqa: BLE001 - raised below
+            except Exception as error:
                 failures.append(error)
 
         thread = threading.Thread(target=loop, name="reader", daemon=True)

@@ -1,8 +1,9 @@
 """Whole catalogs and everything that checking says about them.
 
 A case is a text file: a sentence, then files between `-- name --` lines, the last of which is the
-expected output. `applied.yaml` is the catalog applied before, if there is one. `UPDATE_CASES=1 pytest tests/catalog/test_cases.py` writes what is printed now;
-read the difference before committing it.
+expected output. `applied.yaml` is the catalog that was applied before, if there is one.
+`UPDATE_CASES=1 pytest tests/catalog/test_cases.py` writes what is printed now; read the difference
+before committing it.
 """
 
 import asyncio

@@ -95,12 +95,6 @@ def test_a_mistake_is_told_and_nothing_is_recorded(
 IDLE = (
     CATALOG
     + """
-  acme/doubled:
-    key: [/id]
-    schema: {type: object, required: [id], properties: {id: {type: integer}}}
-    derive:
-      using: {spark: {}}
-      transforms: [{name: all, source: acme/orders, lambda: "TABLE source"}]
 captures:
   acme/files:
     endpoint: {connector: {image: penstock/capture-files, config: {path: in}}}
@@ -111,25 +105,41 @@ captures:
     shards: {disable: true}
 materializations:
   acme/lake:
-    endpoint: {connector: {image: penstock/materialize-iceberg, config: {path: lake}}}
+    endpoint: {local: {command: [./lake]}}
     bindings: []
 """
 )
 
 
-def test_tasks_that_cannot_run_here_are_named(here: Path) -> None:
+def test_tasks_that_cannot_run_here_are_refused(here: Path) -> None:
     (here / "catalog.yaml").write_text(IDLE)
     done = penstock("apply", "catalog.yaml", cwd=here)
-    assert done.exit_code == 0, done.stderr
-    assert done.stderr.splitlines()[1:] == [
-        "acme/files is recorded, but will not run: captures do not run yet",
-        "acme/doubled is recorded, but will not run: derivations do not run yet",
-        "acme/lake is recorded, but will not run: "
-        "there is no connector penstock/materialize-iceberg",
-    ]
-    told = json.loads(penstock("apply", "catalog.yaml", "--json", cwd=here).stdout)
-    assert [each["name"] for each in told["cannot_run"]] == [
-        "acme/files",
-        "acme/doubled",
-        "acme/lake",
-    ]
+    assert done.exit_code == 1
+    assert "the catalog has 2 errors" in done.stderr
+    assert "/captures/acme~1files/endpoint/connector/image: there is no connector" in done.stderr
+    assert "/materializations/acme~1lake/endpoint/local: a materialization" in done.stderr
+    assert "acme~1off" not in done.stderr
+
+
+def test_a_migration_that_was_applied_stays(here: Path) -> None:
+    counted = """
+  acme/counted:
+    key: [/id]
+    schema: {type: object, required: [id], properties: {id: {type: integer}}}
+    derive:
+      using: {sqlite: {migrations: ["create table a (id integer primary key)"]}}
+      transforms: [{name: all, source: acme/orders, lambda: "select $id as id"}]
+"""
+    catalog = here / "catalog.yaml"
+    catalog.write_text(CATALOG + counted)
+    assert penstock("apply", "catalog.yaml", cwd=here).exit_code == 0
+    catalog.write_text((CATALOG + counted).replace("table a", "table b"))
+    for command in ("check", "apply"):
+        done = penstock(command, "catalog.yaml", cwd=here)
+        assert done.exit_code == 1
+        said = " ".join(done.stderr.split())
+        assert "migrations/0: migration 1 changed since it was applied [E-MIGRATION]" in said
+        assert "append a new one" in said
+    catalog.write_text((CATALOG + counted).replace('key)"]', 'key)", "create table b (id)"]'))
+    assert penstock("check", "catalog.yaml", cwd=here).exit_code == 0
+    assert penstock("apply", "catalog.yaml", cwd=here).exit_code == 0

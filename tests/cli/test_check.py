@@ -27,6 +27,7 @@ collections:
 captures:
   acme/files:
     endpoint: {connector: {image: penstock/source-files}}
+    shards: {disable: true}
     interval: 5 minutes
     bindings:
       - {resource: {path: data}, target: acme/oders}
@@ -137,7 +138,8 @@ def test_explain_shows_columns_and_the_plan(tmp_path: Path) -> None:
 
 def test_secrets_need_not_be_set_where_a_catalog_is_only_checked(tmp_path: Path) -> None:
     (tmp_path / "catalog.yaml").write_text(
-        "captures: {a/b: {endpoint: {ingest: {token: '${env:NOT_SET_ANYWHERE}'}}, bindings: []}}"
+        "captures: {a/b: {endpoint: {ingest: {token: '${env:NOT_SET_ANYWHERE}'}}, bindings: [], "
+        "shards: {disable: true}}}"
     )
     asked = penstock("check", ".", cwd=tmp_path)
     assert asked.returncode == 1

@@ -432,8 +432,8 @@ collections:
           priority: 2
           backfill: 3
           lambda: select $customer, $total;
-        - {name: off, source: acme/orders, shuffle: any, disable: true, lambda: select 1;}
-        - {name: byRegion, source: acme/orders, shuffle: {key: [/region]}, lambda: select 1;}
+        - {name: off, source: acme/orders, shuffle: any, disable: true, lambda: select $customer;}
+        - {name: byRegion, source: acme/orders, shuffle: {key: [/region]}, lambda: select $customer;}
         - {name: spread, source: acme/orders, shuffle: any, lambda: select $customer;}
   acme/mapped:
     key: [/id]

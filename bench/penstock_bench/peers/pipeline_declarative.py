@@ -104,9 +104,9 @@ def update(work: Path) -> None:
         "SPARK_HOME": str(home),
         "SPARK_CONF_DIR": str(work / "conf"),
     }
-    command = [home / "bin" / "spark-pipelines", "run", "--remote", "local[*]"]
+    program, spec = home / "bin" / "spark-pipelines", work / "spark-pipeline.yml"
     subprocess.run(  # noqa: S603 - as its users run it
-        [*command, "--spec", work / "spark-pipeline.yml"],
+        [program, "run", "--remote", "local[*]", "--spec", spec],
         check=True,
         cwd=work,
         env=environ,

@@ -42,7 +42,9 @@ COLUMNS = ("account", "events", "amount", "largest", "eu", "tier")
 def cleaned(events: pyarrow.Table) -> pyarrow.Table:
     region = pc.utf8_lower(pc.utf8_trim_whitespace(events["region"]))
     known = pc.is_in(region, pyarrow.array(REGIONS))
-    valid = pc.and_(pc.greater(events["amount"], 0), known)  # null if there is no amount
+    valid = pc.and_(
+        pc.greater(events["amount"], pyarrow.scalar(0)), known
+    )  # null if there is no amount
     return events.set_column(3, "region", region).filter(valid)
 
 
@@ -55,29 +57,26 @@ def new_files(directory: Path) -> Iterator[Path]:
             yield path
 
 
-@dlt.resource(write_disposition="append")
+@dlt.resource(write_disposition="append")  # type: ignore[untyped-decorator]
 def clean(directory: Path) -> Iterator[pyarrow.Table]:
     for path in new_files(directory):
         yield cleaned(pyarrow.parquet.read_table(path))
 
 
-@dlt.resource(write_disposition="merge", primary_key="account")
+@dlt.resource(write_disposition="merge", primary_key="account")  # type: ignore[untyped-decorator]
 def customers(directory: Path) -> Iterator[pyarrow.Table]:
     for path in new_files(directory):
         yield pyarrow.parquet.read_table(path)
 
 
-@dlt.resource(
+@dlt.resource(  # type: ignore[untyped-decorator]
     write_disposition={"disposition": "merge", "strategy": "upsert"}, primary_key="account"
 )
 def accounts(url: str, loads: list[str]) -> Iterator[pyarrow.Table]:
     with psycopg.connect(url) as connection:
         connection.execute("CREATE INDEX IF NOT EXISTS clean_account ON clean (account)")
         rows = connection.execute(TOUCHED, {"loads": loads}).fetchall()
-    columns = zip(*rows, strict=True)
-    types = [pyarrow.int64()] * 5 + [pyarrow.string()]
-    arrays = [pyarrow.array(c, type=t) for c, t in zip(columns, types, strict=True)]
-    yield pyarrow.table(arrays, names=COLUMNS)
+    yield pyarrow.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in rows])
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from penstock.catalog.scope import Scope
 from penstock.catalog.tasks import build_capture, build_materialization, check_shared
 from penstock.errors import UserError
 from penstock.model.spec import Catalog, FragmentStore, StorageMapping
+from penstock.runtime.ops import OPS
 
 _PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
 _KINDS = {
@@ -76,6 +77,7 @@ def build_catalog(
         if root.value is not None:  # an empty file is an empty catalog
             check(root, CATALOG, diagnostics)
     scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS}, connectors)
+    _check_names(scope)
     catalog = _build(scope, environ)
     if connectors is not None:
         check_shared(catalog.materializations, scope, connectors)
@@ -144,6 +146,28 @@ def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
     return found
 
 
+def _check_names(scope: Scope) -> None:
+    """Report names that are taken: by Penstock's own collections, or by a task of another kind.
+
+    What a task remembers is kept under its name, whatever its kind.
+    """
+    tasks: dict[str, tuple[str, Node]] = {}
+    for name, node in scope.defined["collections"].items():
+        if own := next((ops.name for ops in OPS if f"{name}/".startswith(f"{ops.name}/")), None):
+            message = f"{own} is a collection of Penstock's own"
+            hint = "choose another name"
+            scope.sources.error(node, "E-NAME", message, hint=hint, at=node.key_at)
+        if "derive" in node.members:
+            tasks[name] = "derivation", node
+    for kind in ("captures", "materializations"):
+        for name, node in scope.defined[kind].items():
+            other, see = tasks.setdefault(name, (_KINDS[kind], node))
+            if see is not node:
+                message = f'{_KINDS[kind]} "{name}" has the name of a {other}'
+                hint = "rename it: what a task remembers is kept under its name"
+                scope.sources.error(node, "E-DUP", message, hint=hint, see=see, at=node.key_at)
+
+
 def _prefixes(names: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
     for name in sorted(names):
         parts = name.split("/")
@@ -161,7 +185,7 @@ def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
     for name, node in scope.defined["collections"].items():
         derive = node.get("derive")
         target = scope.collections.get(name)
-        derivation = build_derivation(node, derive, target, scope, environ) if derive else None
+        derivation = build_derivation(derive, target, scope, environ) if derive else None
         if target is not None:
             collections.append(dataclasses.replace(target.spec, derivation=derivation))
     captures = [

@@ -79,13 +79,12 @@ def _subject(kind: TaskKind, name: str) -> str:
 
 
 def _instead(kind: TaskKind, images: Sequence[str]) -> str:
-    match kind:
-        case "capture":
-            instead = "captures do not run yet: fill its collections with penstock append"
-        case "derivation":
-            instead = "write it for using: sqlite, spark or python"
-        case "materialization":
-            instead = f"connectors for a materialization: {', '.join(images)}"
+    if kind == "capture":
+        instead = "captures do not run yet: fill its collections with penstock append"
+    elif kind == "derivation":
+        instead = "write it for using: sqlite, spark or python"
+    else:
+        instead = f"connectors for a materialization: {', '.join(images)}"
     return f"{instead}; or add shards: {{disable: true}}"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import normpath
 from typing import Literal, TypeAlias
 
 from penstock.catalog import reading
@@ -19,6 +18,8 @@ from penstock.model.json_order import ABSENT
 from penstock.model.shape import locate
 from penstock.model.spec import DerivationSpec, Source, Transform
 from penstock.runtime.derive.mistakes import Mistake
+from penstock.runtime.derive.python_code import check, code_of
+from penstock.runtime.derive.python_names import method_name
 from penstock.runtime.derive.sqlite_code import check_parameters
 
 KeyType: TypeAlias = Literal["boolean", "integer", "string"]
@@ -54,11 +55,7 @@ class _Draft:
 
 
 def build_derivation(
-    collection: Node,
-    node: Node,
-    target: Known | None,
-    scope: Scope,
-    environ: Mapping[str, str] | None,
+    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> DerivationSpec | None:
     """Build the `derive` stanza of a collection; None if it names no supported engine.
 
@@ -74,7 +71,7 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
-    disabled = never_runs(node) or reading.flag(collection, "delete")
+    disabled = never_runs(node) or (target is not None and target.spec.delete)
     if not disabled:
         _check_enabled(transforms_node, scope)
     if engine in ("local", "connector"):
@@ -87,8 +84,10 @@ def build_derivation(
     migrations = [block for block in blocks if block is not None]
     if engine == "sqlite":
         _check_sqlite(migrations, drafts, target, scope)
-    elif engine == "python" and (module := inner.get("module")):
-        _check_module(scope.sources.code(module), scope)
+    files = _project_files(inner, scope) if engine == "python" else {}
+    if engine == "python":
+        module = inner.get("module")
+        _check_module(scope.sources.code(module) if module else None, files, inner, drafts, scope)
     return DerivationSpec(
         using=engine,
         transforms=tuple(_transform(d, d.source) for d in drafts if d.source),
@@ -97,7 +96,8 @@ def build_derivation(
         views=reading.text_pairs(inner.get("views")),
         nonlinear=inner.text_of("nonlinear") == "allow",
         endpoint=build_endpoint(using, scope, environ),
-        dependencies=reading.texts(inner.get("dependencies")),
+        files=tuple((path, file.text) for path, file in files.items()),
+        dependencies=_dependencies(inner.get("dependencies")),
         batch=reading.flag(inner, "batch"),
         redact_salt=node.text_of("redactSalt"),
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_S),
@@ -212,7 +212,11 @@ def _code(transform: Node, engine: Engine | None, scope: Scope) -> Code | None:
             hint="write a method of the module with the name of the transform",
         )
         return None
-    return scope.sources.code(node)
+    code = scope.sources.code(node)
+    if code is not None and not code.text.strip():
+        scope.sources.error(node, "E-LAMBDA", "the lambda is empty", hint="write a query")
+        return None
+    return code
 
 
 def _check_sqlite(
@@ -248,23 +252,45 @@ def _has_default(target: Known, location: str) -> bool:
     return locate(target.shape, location)[0].default is not ABSENT
 
 
-def _check_module(code: Code | None, scope: Scope) -> None:
-    """Find Python that does not parse here, rather than in a worker."""
+def _project_files(python: Node, scope: Scope) -> dict[str, Code]:
+    """Return the files of a project by their normal paths, without those that cannot be read."""
+    listed = python.get("files")
+    found = [(item, scope.sources.file(item)) for item in (listed.items if listed else ())]
+    return {normpath(item.text or ""): file for item, file in found if file is not None}
+
+
+def _dependencies(node: Node | None) -> tuple[str, ...]:
+    """Return requirements, which are a list or a mapping of packages to versions."""
+    pairs = reading.text_pairs(node)
+    return reading.texts(node) or tuple(f"{name}{version.strip('*')}" for name, version in pairs)
+
+
+def _check_module(
+    module: Code | None,
+    files: Mapping[str, Code],
+    python: Node,
+    drafts: Sequence[_Draft],
+    scope: Scope,
+) -> None:
+    """Find mistakes in Python here, rather than in a worker, without running any of it."""
+    listed = python.get("files")
+    code = code_of(module.text if module else None, [(p, f.text) for p, f in files.items()])
     if code is None:
+        if listed is not None and len(files) == len(listed.items):
+            message = "no file is the __init__.py of a package"
+            hint = "list the package of the class Derivation, as in name/__init__.py"
+            scope.sources.error(listed, "E-LAMBDA", message, hint=hint)
         return
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # style is not checked here
-            ast.parse(code.text)
-    except SyntaxError as e:
-        line = e.lineno or 1
-        start = sum(len(text) + 1 for text in code.text.split("\n")[: line - 1])
-        offset = start + max((e.offset or 1) - 1, 0)
-        mistake = Mistake(code="E-LAMBDA", offset=offset, message=f"line {line}: {e.msg}")
-        _report(code, mistake, scope)
-    except (ValueError, RecursionError, MemoryError) as e:
-        message = str(e) or "too deeply nested"
-        _report(code, Mistake(code="E-LAMBDA", offset=0, message=message), scope)
+    methods: dict[str, str] = {}
+    for draft in drafts:
+        name = method_name(draft.name)
+        if methods.setdefault(name, draft.name) != draft.name:
+            message = f'transforms "{methods[name]}" and "{draft.name}" have one method, {name}'
+            scope.sources.error(draft.node, "E-DUP", message, hint="rename one of them")
+    for file, mistake in check(code, [(draft, name) for name, draft in methods.items()]):
+        text = module if file.path is None else files[file.path]
+        if text is not None:
+            _report(text, mistake, scope)
 
 
 def _report(code: Code, mistake: Mistake | None, scope: Scope) -> None:

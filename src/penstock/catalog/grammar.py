@@ -22,7 +22,7 @@ from penstock.catalog.forms import (
     Unsupported,
     WholeNumber,
 )
-from penstock.catalog.rewrites import derive_instead, python_instead
+from penstock.catalog.rewrites import derive_instead, python_instead, transforms_instead
 from penstock.journal.names import SEGMENT_BYTES_MAX
 
 # --- words ---
@@ -60,7 +60,11 @@ MOMENT = Text(
     pattern=r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)",
     hint="RFC 3339: date, T, time, and Z or an offset",
 )
-BASE64 = Text(expected="base64 text", pattern=r"[A-Za-z0-9+/]*={0,2}")
+BASE64 = Text(
+    expected="base64 text",
+    pattern=r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    hint="for example: openssl rand -base64 16",
+)
 INLINE_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, AnyMapping()))
 DEPTH = Either("true, false, or a depth as a number", (FLAG, WholeNumber()))
 
@@ -202,11 +206,21 @@ PYTHON_DERIVATION = KeyedMapping(
     "using python",
     {
         **PYTHON.keys,
+        "module": Key("A .py file, or the code itself.", TEXT),
+        "files": Key(
+            "A project instead of a module: pyproject.toml, and the files of a package.",
+            ListOf("a list of files", TEXT, at_least=1),
+        ),
         "dependencies": Key(
-            "Packages that the module imports.", ListOf("a list of requirements", TEXT)
+            "Packages that the module imports.",
+            Either(
+                "a list of requirements, or a mapping of packages to versions",
+                (ListOf("a list of requirements", TEXT), _texts_by("packages")),
+            ),
         ),
         "batch": Key("Methods take and yield Arrow batches.", FLAG),
     },
+    one_of=("module", "files"),
 )
 USING = KeyedMapping(
     "using",
@@ -271,7 +285,7 @@ DERIVE = KeyedMapping(
         "transform": Unsupported(
             "E-OLD-DERIVE",
             '"transform" is an old form',
-            "write transforms, a list in which each transform has a name",
+            transforms_instead,
         ),
         "shuffleKeyTypes": Key(
             "Types of the shuffle key, if they cannot be inferred.",

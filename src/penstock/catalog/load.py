@@ -151,6 +151,12 @@ class Sources:
         text = self._text(path, node) if path is not None else None
         return Code(text, node, file=str(path)) if text is not None else None
 
+    def file(self, node: Node) -> Code | None:
+        """Return the text of the file that `node` names, of whatever kind it is."""
+        path = self._path(node) if node.text is not None else None
+        text = self._text(path, node) if path is not None else None
+        return Code(text, node, file=str(path)) if text is not None else None
+
     def error(
         self,
         node: Node,

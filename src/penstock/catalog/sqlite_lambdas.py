@@ -6,7 +6,6 @@ that reach outside the database are refused, and nothing runs for long.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 
 import apsw
@@ -17,10 +16,11 @@ from penstock.runtime.derive.mistakes import Mistake
 from penstock.runtime.derive.sqlite_code import (
     NULLS,
     Statement,
+    described,
     error_offset,
     is_whole_document,
     line_of,
-    member_names,
+    members,
     refusal,
     statements,
 )
@@ -62,16 +62,16 @@ class LambdaDatabase:
         A column gives the locations below the member of its name. Nothing is known of a statement
         whose only column begins with `json`: it is the document.
         """
-        names = member_names(fields)
+        fields = tuple(fields)
         without: tuple[int, list[str]] | None = None
         for statement in statements(sql):
-            columns = self._columns(statement.text)
+            columns = described(self._db, statement.text).columns
             if not columns:
                 continue
             if is_whole_document(columns):
                 return None
-            members = {names.get(column, column) for column in columns}
-            missing = [at for at in key if pointer.parse(at)[0] not in members]
+            given = members(columns, fields)
+            missing = [at for at in key if pointer.parse(at)[0] not in given]
             if not missing:
                 return None
             without = without or (statement.offset, missing)
@@ -85,20 +85,6 @@ class LambdaDatabase:
             message=f"line {line_of(sql, offset)}: no column gives the key {', '.join(missing)}",
             hint=f'name a column "{member}"',
         )
-
-    def _columns(self, sql: str) -> list[str]:
-        """Return the columns of a statement, without running it."""
-        found: list[str] = []
-
-        def trace(cursor: apsw.Cursor, _: str, __: object) -> bool:
-            found.extend(name for name, *_ in cursor.get_description())
-            return False
-
-        cursor = self._db.cursor()
-        cursor.exec_trace = trace
-        with contextlib.suppress(apsw.ExecTraceAbort):
-            cursor.execute(sql, NULLS)
-        return found
 
     def _authorize(
         self, action: int, name: str | None, argument: str | None, _: str | None, __: str | None

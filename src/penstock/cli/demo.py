@@ -77,13 +77,11 @@ def _opened(settings: Settings) -> Iterator[Penstock]:
 
 
 def _samples(catalog: Catalog) -> Iterator[tuple[CollectionSpec, Path]]:
-    """Yield the collections that captures fill from files, each with its file."""
-    for capture in catalog.captures:
-        for binding in capture.bindings:
-            collection = catalog.collection(binding.target) if binding.target else None
-            path = Path(str(binding.resource.value.get("path", "")))
-            if collection is not None and path.is_file():
-                yield collection, path
+    """Yield the collections that have sample documents, each with its file."""
+    for collection in catalog.collections:
+        path = Path("data", f"{collection.name.rpartition('/')[2]}.jsonl")
+        if collection.derivation is None and path.is_file():
+            yield collection, path
 
 
 def _append(penstock: Penstock, collection: CollectionSpec, path: Path) -> None:

@@ -200,6 +200,8 @@ class DerivationSpec:
     nonlinear: bool = False
     endpoint: Endpoint | None = None
     """The module, program or connector of a derivation that is not SQL."""
+    files: tuple[tuple[str, str], ...] = ()
+    """A Python project instead of a module: the path of each file, and its text."""
     dependencies: tuple[str, ...] = ()
     batch: bool = False
     redact_salt: str | None = None

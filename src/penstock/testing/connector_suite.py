@@ -547,7 +547,7 @@ class SqlSinkSuite(SinkSuite):
         assert start(place, COUNTED).built.targets[0].mode is Mode.PUSHDOWN
 
     def test_a_member_that_is_no_flag_is_refused(self, place: SqlPlace) -> None:
-        with pytest.raises(UserError, match="hardDelete is neither true nor false"):
+        with pytest.raises(UserError, match="/hardDelete: expected true or false"):
             start(place, COUNTED, hardDelete="yes")
 
     def test_an_absent_field_keeps_its_value_and_null_replaces_it(self, place: SqlPlace) -> None:

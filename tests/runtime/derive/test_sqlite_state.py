@@ -332,6 +332,22 @@ def test_what_is_not_committed_is_not_in_a_delta(logged: tuple[Path, apsw.Connec
     assert logged_delta(path)
 
 
+def test_a_delta_covers_all_transactions_of_a_log(logged: tuple[Path, apsw.Connection]) -> None:
+    path, db = logged
+    db.execute("create table a (v); create table b (v)")
+    db.execute("pragma wal_checkpoint(truncate)")
+    former = path.read_bytes()
+    db.execute("insert into a values (1)")
+    db.execute("insert into b values (2)")
+    changed = logged_delta(path)
+    db.execute("pragma wal_checkpoint(truncate)")
+    copy = path.with_name("copy")
+    copy.write_bytes(former)
+    with copy.open("r+b") as file:
+        apply(changed, file)
+    assert copy.read_bytes() == path.read_bytes()
+
+
 def test_a_database_that_shrinks_is_cut(logged: tuple[Path, apsw.Connection]) -> None:
     path, db = logged
     db.execute("create table t (v)")

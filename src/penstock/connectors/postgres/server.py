@@ -35,13 +35,13 @@ _ADDRESS: Final = re.compile(
     r"(?P<directory>/[^:]*)(:(?P<socket>\d+))?"
     r"|(\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<host>[^:/@\s]+))(:(?P<port>\d+))?"
 )
-SCHEMA: Final[Json] = {
+SCHEMA: Final[dict[str, Json]] = {
     "type": "string",
-    "pattern": r"^(?!pg_|penstock_stage$)[^\u0000]+$",
+    "pattern": r"^(?!pg_)[^\u0000]+$",
     "maxLength": NAME_BYTES_MAX,
     "default": "public",
-    "title": f"the name of a schema, of at most {NAME_BYTES_MAX} bytes; penstock_stage and names "
-    "that begin with pg_ are taken",
+    "title": f"the name of a schema, of at most {NAME_BYTES_MAX} bytes; names that begin with pg_ "
+    "are taken",
     "description": "The schema of tables whose resource names none.",
     "examples": ["public"],
 }

@@ -101,7 +101,14 @@ class Postgres(SqlSink[PostgresConnection]):
 
     def path(self, resource: Json) -> tuple[str, ...]:
         given = self.read_resource(resource)
-        return self._checked(given.get("schema", self._schema)), self._checked(given["table"])
+        schema = self._checked(given.get("schema", self._schema))
+        if schema == STAGE:
+            raise UserError(
+                f"a table cannot be in schema {STAGE}",
+                where=self._where,
+                fix="staged rows are there: give the resource another schema",
+            )
+        return schema, self._checked(given["table"])
 
     def _checked(self, name: str) -> str:
         if len(name.encode()) > NAME_BYTES_MAX:  # a schema counts letters

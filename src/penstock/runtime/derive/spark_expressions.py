@@ -141,7 +141,9 @@ def data_type(node: exp.Expr) -> SqlType | None:
             return None
 
 
-def _branches(node: exp.Expr, of: Lookup) -> Iterable[SqlType | None]:
+def _branches(
+    node: exp.Expr, of: Callable[[exp.Expr | None], SqlType | None]
+) -> Iterable[SqlType | None]:
     if isinstance(node, exp.Case):
         yield from (of(branch.args.get("true")) for branch in node.args.get("ifs") or ())
         yield of(node.args["default"]) if node.args.get("default") is not None else NULL

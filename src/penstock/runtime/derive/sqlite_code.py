@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import apsw
 
@@ -72,7 +73,7 @@ def parameters(fields: Iterable[Field]) -> dict[str, list[Field]]:
 def check_parameters(sql: str, fields: Iterable[Field], collection: str) -> Iterator[Mistake]:
     """Yield every parameter that is not exactly one field of the source."""
     known = parameters(fields)
-    blank = _NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), sql)
+    blank = _blank(sql)
     first_use: dict[str, int] = {}
     for match in _PARAMETER.finditer(blank):
         first_use.setdefault(match[1], match.start())
@@ -95,9 +96,31 @@ def check_parameters(sql: str, fields: Iterable[Field], collection: str) -> Iter
         yield Mistake(code="E-PARAM", offset=match.start(), message=message, hint=hint)
 
 
-def member_names(fields: Iterable[Field]) -> dict[str, str]:
-    """Return the members that columns named like a parameter give: `$a_b` may give `a-b`."""
-    return {f"${name}": found[0].name for name, found in parameters(fields).items()}
+def replace_parameters(sql: str, write: Callable[[str], str]) -> str:
+    """Return a statement with every `$name` written otherwise."""
+    parts, end = [], 0
+    for match in _PARAMETER.finditer(_blank(sql)):
+        parts += [sql[end : match.start()], write(match[1])]
+        end = match.end()
+    return "".join([*parts, sql[end:]])
+
+
+def _blank(sql: str) -> str:
+    """Return a text of the same length without literals, quoted names and comments."""
+    return _NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), sql)
+
+
+def members(columns: Iterable[str], fields: Iterable[Field]) -> list[str]:
+    """Return the member that each column gives: `$a_b` may give `a-b`, others as they are named.
+
+    SQLite names a column that has no name by its text, together with a comment behind it.
+    """
+    known = parameters(fields)
+    found = []
+    for column in columns:
+        named = known.get(_COMMENT_OR_TEXT.sub("", column).strip().removeprefix("$"), ())
+        found.append(named[0].name if column.startswith("$") and named else column)
+    return found
 
 
 def is_whole_document(columns: Sequence[str]) -> bool:
@@ -125,6 +148,30 @@ class _Nulls(Mapping[str, None]):
 
 
 NULLS: Final = _Nulls()
+
+
+class Described(NamedTuple):
+    """A compiled statement."""
+
+    parameters: list[str]
+    """In the order in which SQLite numbers them, each once, without its `$`."""
+    columns: list[str]
+
+
+def described(db: apsw.Connection, sql: str) -> Described:
+    """Compile a statement and describe it, without running it. Raises SQLite's errors."""
+    found = Described([], [])
+
+    def trace(cursor: apsw.Cursor, _: str, __: object) -> bool:
+        found.parameters.extend(name or "?" for name in cursor.bindings_names)
+        found.columns.extend(name for name, *_ in cursor.get_description())
+        return False
+
+    cursor = db.cursor()
+    cursor.exec_trace = trace
+    with contextlib.suppress(apsw.ExecTraceAbort):
+        cursor.execute(sql, NULLS)
+    return found
 
 
 def migration_hashes(spec: DerivationSpec) -> tuple[str, ...]:

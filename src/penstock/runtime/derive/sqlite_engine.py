@@ -26,11 +26,11 @@ from penstock.runtime.derive.engine import (
     SourceRead,
 )
 from penstock.runtime.derive.sqlite_code import (
-    NULLS,
+    Described,
     Statement,
+    described,
     error_offset,
     line_of,
-    member_names,
     migration_hashes,
     parameters,
     refusal,
@@ -234,7 +234,6 @@ class SqliteProcessor:
         source = compiled(found.source.read_schema.text).shape
         target = compiled(self._engine.target.write_schema.text).shape
         known = parameters(found.source.fields)
-        names = member_names(found.source.fields)
         prepared = []
         for statement in statements(found.code):
             used, columns = self._describe(found, statement)
@@ -247,33 +246,19 @@ class SqliteProcessor:
                     sql=statement.text,
                     line=line_of(found.code, statement.offset),
                     binds=[binder(known[name][0], source) for name in used],
-                    make=document_maker(columns, names, target),
+                    make=document_maker(columns, found.source.fields, target),
                 )
             )
         return prepared
 
-    def _describe(self, found: _Lambda, statement: Statement) -> tuple[list[str], list[str]]:
-        """Return the parameters and the columns of a statement, without running it."""
-        used: list[str] = []
-        columns: list[str] = []
-
-        def trace(cursor: apsw.Cursor, _: str, __: object) -> bool:
-            used.extend(name or "?" for name in cursor.bindings_names)
-            columns.extend(name for name, *_ in cursor.get_description())
-            return False
-
-        cursor = self._db.cursor()
-        cursor.exec_trace = trace
+    def _describe(self, found: _Lambda, statement: Statement) -> Described:
         self._guard.denied = None
         try:
-            cursor.execute(statement.text, NULLS)
-        except apsw.ExecTraceAbort:
-            pass
+            return described(self._db, statement.text)
         except (apsw.Error, ValueError) as e:
             offset = statement.offset + error_offset(e, statement.text)
             at = Statement(offset=offset, text=statement.text)
             self._refuse(found, at, self._guard.denied or str(e))
-        return used, columns
 
     def _refuse(self, found: _Lambda, at: Statement, why: str) -> NoReturn:
         raise LambdaFailed(

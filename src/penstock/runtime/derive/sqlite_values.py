@@ -25,7 +25,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeAlias
 
 from penstock.model import pointer
@@ -34,7 +34,7 @@ from penstock.model.json_order import ABSENT, EXACT_MAX, Absent, Json, canonical
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import Field
 from penstock.runtime.derive.engine import Document
-from penstock.runtime.derive.sqlite_code import is_whole_document
+from penstock.runtime.derive.sqlite_code import is_whole_document, members
 from penstock.runtime.stats import rfc3339
 
 SqliteValue: TypeAlias = int | float | str | bytes | None
@@ -165,15 +165,15 @@ def _real_of(text: str) -> SqliteValue:
 # --- rows to documents ---
 
 
-def document_maker(columns: Sequence[str], names: dict[str, str], target: Shape) -> MakeDocument:
-    """Return what makes a document of a row. `names` are members of columns named by parameters."""
+def document_maker(columns: Sequence[str], fields: Iterable[Field], target: Shape) -> MakeDocument:
+    """Return what makes a document of `target` of a row; `fields` are those of the source."""
     if is_whole_document(columns):
         return _whole_document
-    members = [names.get(column, column) for column in columns]
-    shapes = [target.objects.member(member) for member in members]
+    names = members(columns, fields)
+    shapes = [target.objects.member(member) for member in names]
     rules = [
         (member, shape.not_null == {"boolean"}, not shape.types.isdisjoint({"array", "object"}))
-        for member, shape in zip(members, shapes, strict=True)
+        for member, shape in zip(names, shapes, strict=True)
     ]
 
     def make(row: Sequence[SqliteValue]) -> Document:
