@@ -18,8 +18,8 @@ from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.catalog.testing.derivers import Deriver
     from penstock.catalog.testing.run import Outcome, Variant, Worlds
+    from penstock.catalog.testing.running import RunningDerivation
     from penstock.model.spec import Catalog, CatalogTest, CollectionSpec
 
 
@@ -133,12 +133,12 @@ def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
 
     start = wall_clock.now()  # one for all runs of a test, which are compared
 
-    def frames(catalog: Catalog, spec: CollectionSpec) -> Deriver:
-        from penstock.catalog.testing.spark_frames import FrameDeriver
+    def frames(catalog: Catalog, spec: CollectionSpec) -> RunningDerivation:
+        from penstock.catalog.testing.spark_frames import FrameDerivation
         from penstock.engine import EngineOptions, Lifetime, open_spark
 
         options = EngineOptions(master=settings.master, conf=settings.conf, lifetime=Lifetime.SHORT)
-        return FrameDeriver(catalog, spec, lambda: open_spark(options))
+        return FrameDerivation(catalog, spec, lambda: open_spark(options))
 
     def world(variant: Variant) -> MemoryWorld:
         return MemoryWorld(

@@ -31,9 +31,10 @@ from penstock.journal.schemas import Schemas, layout
 from penstock.journal.selector import PartitionFilter
 from penstock.model.clock import Clock
 from penstock.model.json_order import canonical_json
-from penstock.model.spec import Catalog, Selector
+from penstock.model.spec import Catalog, CollectionSpec, Selector
 from penstock.runtime.control import TransactionSummary
 from penstock.runtime.derive.engine import Document
+from penstock.runtime.derive.languages import needs_one_shard, row_engine
 from penstock.runtime.session import World
 from penstock.settings import Settings
 from penstock.shuffle.binding import derivation_bindings
@@ -60,8 +61,7 @@ class DeploymentWorld:
     ) -> None:
         flags = {"data": directory, "master": settings.master, "conf": settings.conf}
         own = Settings.resolve(flags, {}, ())
-        self._catalog = catalog
-        self._shards = shards
+        self._catalog = catalog = _sharded(catalog, shards)
         self._graph = Graph.of(catalog)
         self._tasks = [spec for spec in catalog.derivations if spec.name in self._graph.sources]
         self._ahead = 0
@@ -115,7 +115,6 @@ class DeploymentWorld:
                 self._catalog,
                 self._tasks,
                 self._world,
-                shards=self._shards,
                 stop=stop,
                 on_progress=progressed,
             )
@@ -197,6 +196,20 @@ class DeploymentWorld:
                 for clock, line in zip(clocks, to_lines(rows.batch, rows.root), strict=True)
             )
         return found
+
+
+def _sharded(catalog: Catalog, shards: int) -> Catalog:
+    """The same catalog, whose derivations have this many shards, if they can."""
+
+    def sharded(spec: CollectionSpec) -> CollectionSpec:
+        derivation = spec.derivation
+        if derivation is None or derivation.shards.disable:
+            return spec
+        one = needs_one_shard(spec, row_engine(catalog, spec))
+        count = dataclasses.replace(derivation.shards, count=1 if one else shards)
+        return dataclasses.replace(spec, derivation=dataclasses.replace(derivation, shards=count))
+
+    return dataclasses.replace(catalog, collections=tuple(map(sharded, catalog.collections)))
 
 
 async def _opened(settings: Settings) -> tuple[Consensus, World]:
