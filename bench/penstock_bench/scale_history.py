@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
-from penstock.batch import make_world, tasks_to_run
+from penstock.batch import make_world
 from penstock.catalog import desired
 from penstock.connectors.builtin import materialization
 from penstock.errors import Bug
@@ -201,7 +201,7 @@ async def _make_history(data: Path, events: Events) -> None:
     async with open_store(settings) as store:
         spec = await apply_catalog(store, data / "catalog.yaml")
         catalog = await desired.load(store)
-        (task,) = tasks_to_run(catalog, [TASK])
+        (task,) = (each for each in catalog.materializations if each.name == TASK)
         built = await asyncio.to_thread(build, catalog, task, materialization)
         committed: asyncio.Queue[int] = asyncio.Queue()
         control = Control(on_progress=lambda done: committed.put_nowait(done.documents))

@@ -36,7 +36,7 @@ class FrameDerivation:
     def __init__(
         self, catalog: Catalog, target: CollectionSpec, spark: Callable[[], SparkSession]
     ) -> None:
-        self._lambdas = spark_lambdas(catalog, target)
+        self._lambdas = spark_lambdas(catalog, target) or {}
         self._target = target
         self._root = layout(target.write_schema.text)
         self._spark = spark

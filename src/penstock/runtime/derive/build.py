@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import UserError
+from penstock.errors import Bug, UserError
 from penstock.journal.schemas import layout
 from penstock.model import spec as specs
 from penstock.model.clock import duration
@@ -24,7 +24,7 @@ from penstock.runtime.derive.task import KIND, DeriveLeaderTask, LeaderTransform
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.session import Ended, World
 from penstock.runtime.task_log import LEVELS
-from penstock.shuffle.binding import Binding, derivation_bindings
+from penstock.shuffle.binding import Binding, columns_of, derivation_bindings
 
 if TYPE_CHECKING:
     from penstock.runtime.derive.spark_sql import SparkLambda
@@ -45,6 +45,8 @@ class DerivationTask:
     """The code that runs on documents one by one; None if `lambdas` are run by Spark."""
     lambdas: Mapping[int, SparkLambda] = field(repr=False)
     """By transform."""
+    explicit_nulls: bool
+    """A NULL that a lambda returns is null, rather than nothing."""
     ordered: bool
     """The outcome depends on the order of documents."""
     columns: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -89,8 +91,10 @@ def build(
             fix="add a transform, or enable one",
         )
     target = DerivedTarget(spec)
-    engine = row_engine(catalog, spec)
-    lambdas = {} if engine is not None else spark_lambdas(catalog, spec)
+    lambdas = spark_lambdas(catalog, spec)
+    engine = row_engine(catalog, spec) if lambdas is None else None
+    if lambdas is None and engine is None:
+        raise Bug(f"nothing runs the transforms of {spec.name}")
     return DerivationTask(
         leader_task=DeriveLeaderTask(
             name=name or spec.name,
@@ -111,10 +115,28 @@ def build(
         bindings=bindings,
         target=target,
         engine=engine,
-        lambdas=lambdas,
-        ordered=_is_ordered(target, engine, lambdas),
+        lambdas=lambdas or {},
+        explicit_nulls=derivation.using == "sqlite",
+        ordered=_is_ordered(target, engine, lambdas or {}),
+        columns=_columns(bindings, lambdas or {}),
         log_level=LEVELS[derivation.shards.log_level],
     )
+
+
+def _columns(
+    bindings: Sequence[Binding], lambdas: Mapping[int, SparkLambda]
+) -> dict[int, tuple[str, ...]]:
+    """Return the top-level columns that lambdas look at, where that is not all of them."""
+    found = {}
+    for binding in bindings:
+        looks_at = lambdas.get(binding.index)
+        if looks_at is None or looks_at.whole:
+            continue
+        fields = [binding.collection.field(name) for name in looks_at.fields]
+        names = columns_of(binding.collection, [f.location for f in fields if f is not None])
+        if names is not None and None not in fields:
+            found[binding.index] = names
+    return found
 
 
 def _is_ordered(

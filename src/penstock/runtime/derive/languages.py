@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.errors import Bug, UserError
-from penstock.model.spec import Catalog, CollectionSpec
+from penstock.model.spec import Catalog, CollectionSpec, Transform
 from penstock.runtime.derive.engine import RowEngine
 
 if TYPE_CHECKING:
@@ -53,31 +53,56 @@ def needs_one_shard(collection: CollectionSpec, engine: RowEngine | None) -> boo
     return isinstance(engine, PythonEngine) and engine.keeps_state
 
 
-def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> dict[int, SparkLambda]:
-    """Return the queries of a derivation that works on frames, by transform."""
-    from penstock.runtime.derive.spark_sql import judge_lambda
+def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> dict[int, SparkLambda] | None:
+    """Return the queries that Spark runs for a derivation, by transform; None if it runs none.
 
+    Those of `using: spark`, and of SQLite lambdas that have exact twins, all of them.
+    """
     derivation = collection.derivation
     if derivation is None:
         raise Bug(f"{collection.name} is not derived")
+    if derivation.using not in ("spark", "sqlite") or derivation.migrations:
+        return None
     found = {}
     for at, transform in enumerate(derivation.transforms):
         source = catalog.collection(transform.source.collection)
         if transform.disable or source is None:
             continue
-        judged = judge_lambda(
-            transform.code or "",
-            source=source,
-            target=collection,
-            views=dict(derivation.views),
-            nonlinear=derivation.nonlinear,
-        )
-        if isinstance(judged, list):
-            raise UserError(
-                judged[0].message,
-                where=f"derivation {collection.name}, transform {transform.name}",
-                why="`penstock check` shows the place",
-                fix=judged[0].hint,
-            )
-        found[at] = judged
+        text = transform.code or ""
+        if derivation.using == "sqlite":
+            native = _native(text, source, collection)
+            if native is None:
+                return None
+            text = native
+        found[at] = _judged(text, source, collection, transform)
     return found
+
+
+def _native(text: str, source: CollectionSpec, target: CollectionSpec) -> str | None:
+    from penstock.runtime.derive.sqlite_native import NativeLambda, compile_to_spark
+
+    compiled = compile_to_spark(text, source, target)
+    return compiled.sql if isinstance(compiled, NativeLambda) else None
+
+
+def _judged(
+    text: str, source: CollectionSpec, target: CollectionSpec, transform: Transform
+) -> SparkLambda:
+    from penstock.runtime.derive.spark_sql import judge_lambda
+
+    derivation = target.derivation
+    judged = judge_lambda(
+        text,
+        source=source,
+        target=target,
+        views=dict(derivation.views) if derivation else {},
+        nonlinear=derivation is not None and derivation.nonlinear,
+    )
+    if not isinstance(judged, list):
+        return judged
+    raise UserError(
+        judged[0].message,
+        where=f"derivation {target.name}, transform {transform.name}",
+        why="`penstock check` shows the place",
+        fix=judged[0].hint,
+    )

@@ -13,8 +13,9 @@ Nothing of it is visible before the transaction's ACKs, and nothing is lost if t
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,7 @@ from penstock.model.clock import NEVER, Clock, DocumentId
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.runtime import refusals
-from penstock.runtime.derive.engine import RowEngine
+from penstock.runtime.derive.engine import LambdaFailed, RowEngine
 from penstock.runtime.derive.state_files import BlobStateFiles
 from penstock.runtime.derive.transaction import TransformRead
 from penstock.runtime.job_runner import JobRunner, Reads
@@ -103,6 +104,14 @@ class _Opened:
     """Where tasks see the files of this machine."""
     transforms: dict[int, SparkTransform] = field(default_factory=dict)
 
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Around a job: raise `LambdaFailed` for what a lambda did."""
+        with contextlib.ExitStack() as stack:
+            for transform in self.transforms.values():
+                stack.enter_context(transform.errors())
+            yield
+
 
 class DeriveJobs:
     """Runs the Spark jobs of one session's transactions, one at a time."""
@@ -161,6 +170,9 @@ class DeriveJobs:
             return await self._runner.attempt(lambda _: self._mapped(txn, states), reads)
         except DocumentFailed as failed:
             raise await self._explained(failed, deliveries, states) from None
+        except LambdaFailed as failed:
+            found = await self._blamed(failed, txn, states)
+            raise await self._explained(found, deliveries, states) from None
 
     async def publish(self, outcome: Outcome) -> None:
         """Publish an outcome as part of the publisher's transaction."""
@@ -251,7 +263,7 @@ class DeriveJobs:
 
             published = self._published(opened, deliveries, _frames(readings))
             documents = opened.publishing.documents(published, few=False)
-            with opened.publishing.explaining(lambda: published):
+            with opened.errors(), opened.publishing.explaining(lambda: published):
                 staged = publish_jobs.stage(documents, staging)
             return Outcome(staged=staged)
 
@@ -284,6 +296,7 @@ class DeriveJobs:
             key = tuple(self._shape_of(at, some) for at, some in deliveries.items())
             frame = opened.queries.frame(known, schemas, documents, key=key)
         with (
+            opened.errors(),
             opened.publishing.explaining(published),
             job_errors(),
             collect_batches(frame) as batches,
@@ -326,9 +339,15 @@ class DeriveJobs:
             from penstock.runtime.derive.spark_engine import SparkTransform
 
             opened.transforms[at] = SparkTransform(
-                task.lambdas[at], binding.collection, task.target.spec
+                task.lambdas[at],
+                binding.collection,
+                task.target.spec,
+                nulls="explicit" if task.explicit_nulls else "missing",
+                name=task.leader_task.transforms[at].name,
             )
-        return opened.transforms[at].apply(frame, order=ORDER if task.ordered else None)
+        return opened.transforms[at].apply(
+            frame, order=ORDER if task.ordered else None, uniform=len(task.bindings) > 1
+        )
 
     def _order(
         self, binding: Binding, deliveries: Sequence[Delivery], frame: DataFrame
@@ -417,6 +436,29 @@ class DeriveJobs:
         return RowTarget.of(self._task.target.spec, self._task.target.salt)
 
     # ------------------------------------------------------------------------------------- errors
+
+    async def _blamed(
+        self, failed: LambdaFailed, txn: DeriveTransaction, states: States
+    ) -> DocumentFailed:
+        """Find the first document at which a query fails, by running it on fewer and fewer."""
+        from penstock.runtime.derive.blame import first_failing
+        from penstock.runtime.spark_tasks import DocumentFailed
+
+        blamed = DocumentFailed(failed.what, where=failed.where, why=failed.why, fix=failed.fix)
+        opened = await self._open(txn)
+        for at, some in txn.deliveries().items():
+            binding = self._bindings[at]
+            if at not in opened.transforms or not self._task.lambdas[at].linear:
+                continue
+            reading = await opened.slice.reading(binding, some, states)
+            stamps = stamp_names(self._task.source_root(binding))
+            found = await self._runner.in_spark(
+                functools.partial(first_failing, opened.transforms[at], reading.frame(), stamps)
+            )
+            if found is not None:
+                blamed.binding, (blamed.clock, blamed.producer) = at, found
+                break
+        return blamed
 
     async def _explained(
         self, failed: DocumentFailed, deliveries: Deliveries, states: States
