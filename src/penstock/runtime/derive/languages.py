@@ -41,6 +41,18 @@ def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None
             )
 
 
+def needs_one_shard(collection: CollectionSpec, engine: RowEngine | None) -> bool:
+    """True if a derivation cannot have several shards: it says so, or has one state for all."""
+    derivation = collection.derivation
+    if derivation is None or derivation.shards.count == 1:
+        return True
+    if derivation.using != "python":
+        return False
+    from penstock.runtime.derive.python_engine import PythonEngine
+
+    return isinstance(engine, PythonEngine) and engine.keeps_state
+
+
 def spark_lambdas(catalog: Catalog, collection: CollectionSpec) -> dict[int, SparkLambda] | None:
     """Return the queries that Spark runs for a derivation, by transform; None if it runs none.
 
