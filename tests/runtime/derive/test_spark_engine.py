@@ -26,6 +26,7 @@ from penstock.runtime.derive.engine import LambdaFailed
 from penstock.runtime.derive.spark_columns import read_layout, write_layout
 from penstock.runtime.derive.spark_functions import FUNCTIONS
 from penstock.runtime.derive.spark_sql import SparkLambda, judge_lambda
+from support import spark_lambdas
 from support.specs import collection
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def test_types(spark: SparkSession) -> None:
 def test_any_value_is_written_in_the_canonical_form(spark: SparkSession) -> None:
     values: list[Json] = [
         0.1, -0.5, 1e-4, 1.5e-5, 123456789.25, 2.0**53, 1e15 + 0.5, 1e16, 1.5e300, -3.0, 1.5e-310,
-        -0.0, 2.0**53 + 2, 'ü"\\\n', 12345.6789, 9.999999999999999e22,
+        -0.0, 2.0**53 + 2, 'ü"\\\n', 12345.6789, 1e22,
     ]  # fmt: skip
     source = collection("acme/in", {"id": {"type": "integer"}, "n": {"type": "number"}, "t": TEXT})
     documents: list[dict[str, Json]] = [
@@ -313,6 +314,27 @@ def test_members_that_the_target_must_not_have_are_an_error(spark: SparkSession)
     ]
     with pytest.raises(LambdaFailed, match="there is no member more"):
         run(spark, "select * from source", closed, [{"id": 1, "more": 2}], source=open_source)
+
+
+def test_members_that_only_the_target_names_are_taken_out_of_the_others(
+    spark: SparkSession,
+) -> None:
+    source = collection("acme/in", {"id": {"type": "integer"}})
+    target = anything(
+        n={"type": "integer"},
+        t={"type": ["string", "null"]},
+        b={"type": "boolean"},
+        x=NUMBER,
+        tags={"type": "array", "items": TEXT},
+    )
+    documents: list[dict[str, Json]] = [
+        {"id": 1, "n": 2**60 + 1, "t": 'a"b', "b": False, "x": 1.5, "other": [1]},
+        {"id": 2, "t": None, "x": 3},
+    ]
+    assert run(spark, "select * from source", target, documents, source=source) == documents
+    for wrong in ({"n": 1.5}, {"n": "1"}, {"t": 1}, {"b": 1}, {"tags": ["a"]}):
+        with pytest.raises(LambdaFailed, match="does not fit"):
+            run(spark, "select * from source", target, [{"id": 1, **wrong}], source=source)
 
 
 def test_an_alias_with_a_slash_writes_inside(spark: SparkSession) -> None:
@@ -443,6 +465,15 @@ def test_the_result_has_the_types_of_the_layout(spark: SparkSession) -> None:
     assert [(x.name, x.dataType, x.metadata) for x in found.schema] == [
         (x.name, x.dataType, x.metadata) for x in want
     ]
+
+
+def test_spark_accepts_what_is_accepted(spark: SparkSession) -> None:
+    frame = frame_of(spark, [], spark_lambdas.SOURCE)
+    for text, _ in spark_lambdas.LINEAR:
+        made = transform(
+            text, spark_lambdas.LAST, source=spark_lambdas.SOURCE, views=spark_lambdas.VIEWS
+        )
+        assert made.apply(frame, order=ORDER).columns[-1] == ORDER, text
 
 
 def test_the_list_of_functions_is_that_of_spark(spark: SparkSession) -> None:

@@ -215,8 +215,8 @@ def _decimal(value: str, kind: t.DecimalType) -> str:
 def _double(value: str) -> str:
     """A number as Python writes it: Java's notation begins elsewhere, and its exponents differ.
 
-    Of the numbers next to zero, Java before version 19 does not find the shortest digits. They are
-    the same number to whoever reads them.
+    Java before version 19 does not always find the shortest digits. They are the same number to
+    whoever reads them.
     """
     whole = f"{value} = rint({value})"
     plain = f"regexp_replace(CAST(CAST({value} AS DECIMAL(38, 21)) AS STRING), '0+$', '')"
