@@ -332,7 +332,8 @@ def test_members_that_only_the_target_names_are_taken_out_of_the_others(
         {"id": 2, "t": None, "x": 3},
     ]
     assert run(spark, "select * from source", target, documents, source=source) == documents
-    for wrong in ({"n": 1.5}, {"n": "1"}, {"t": 1}, {"b": 1}, {"tags": ["a"]}):
+    unfit: list[dict[str, Json]] = [{"n": 1.5}, {"n": "1"}, {"t": 1}, {"b": 1}, {"tags": ["a"]}]
+    for wrong in unfit:
         with pytest.raises(LambdaFailed, match="does not fit"):
             run(spark, "select * from source", target, [{"id": 1, **wrong}], source=source)
 

@@ -204,7 +204,7 @@ WRONG: list[tuple[str, str, str, str | None]] = [
         "select sender as account, flow_published_at as `on` from source",
         "`on`",
         "/on of acme/last is string (date), and this is timestamp",
-        "cast(… as string)",
+        "cast(… as date)",
     ),
     (
         "select sender as account, town || 'x' as count from source",
