@@ -267,6 +267,12 @@ def test_mistakes(text: str, at: str, message: str, hint: str | None) -> None:
 RETRY = "and a retry must give the same documents"
 NONLINEAR: list[tuple[str, str, str, bool]] = [
     (
+        "select sender as account from source order by (select max(rate) from rates order by 1)",
+        "order by (",
+        "ORDER BY sorts the documents of one transaction only",
+        True,
+    ),
+    (
         "select sender as account from source limit 3",
         "limit",
         "LIMIT depends on how documents are batched",
@@ -414,7 +420,7 @@ NONLINEAR: list[tuple[str, str, str, bool]] = [
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "message", "allowed"), NONLINEAR, ids=[n[2] for n in NONLINEAR]
+    ("text", "at", "message", "allowed"), NONLINEAR, ids=[n[0] for n in NONLINEAR]
 )
 def test_what_depends_on_transactions(text: str, at: str, message: str, allowed: bool) -> None:
     found = judge(text, SUMS)
