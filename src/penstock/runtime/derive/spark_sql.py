@@ -246,8 +246,6 @@ def _order_matters(result: Result, target: CollectionSpec) -> bool:
         if output.hidden:
             return True  # other members, of which the last one wins
         location = output_location(output.name, target)
-        if location in target.key:
-            continue
         concerned = [
             node
             for at, node in nodes.items()
