@@ -110,13 +110,13 @@ def test_pairing(expected: list[Json], actual: list[Json], matches: bool) -> Non
 
 
 def test_a_diff_has_a_hunk_for_each_document_and_a_line_for_each_location() -> None:
-    expected = [
+    expected: list[Json] = [
         {"id": 1, "n": 1, "in": {"a": [1, 2], "b": {}}},
         {"id": 2, "n": None},
         {"id": 3},
         {"id": 5},
     ]
-    actual = [
+    actual: list[Json] = [
         {"id": 1, "n": 1, "in": {"a": [1, 3], "b": {}}, "free": True},
         {"id": 2},
         {"id": 4, "n": 4},
@@ -153,7 +153,7 @@ def test_a_diff_of_an_empty_collection_counts_to_zero() -> None:
 
 
 def test_a_long_diff_ends() -> None:
-    many = [{"id": i, "text": "x" * 1000} for i in range(HUNKS_MAX + 7)]
+    many: list[Json] = [{"id": i, "text": "x" * 1000} for i in range(HUNKS_MAX + 7)]
     lines = compare([], many, ("/id",)).render()
     assert lines[-1] == "@@ and 7 more documents that differ @@"
     assert max(map(len, lines)) < 500

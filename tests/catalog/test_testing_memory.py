@@ -10,14 +10,13 @@ import pytest
 
 from catalog.small_engine import START, SmallEngine, Transform, built, world
 from penstock.catalog.testing.contents import DocumentRefused, reduced
-from penstock.catalog.testing.derivers import LambdaFailed
 from penstock.catalog.testing.graph import Graph
 from penstock.catalog.testing.memory import ALL_AT_ONCE, Endless, MemoryWorld, Split
 from penstock.errors import UserError
 from penstock.model.clock import duration
 from penstock.model.json_order import Json
 from penstock.model.spec import Catalog, FieldValues, Selector
-from penstock.runtime.derive.engine import Document
+from penstock.runtime.derive.engine import Document, LambdaFailed
 
 SCHEMA = """
       type: object
@@ -37,7 +36,7 @@ collections:
 
 
 def derived(name: str, *transforms: str) -> str:
-    listed = "".join(f"\n        - {{{each}, lambda: 'select 1'}}" for each in transforms)
+    listed = "".join(f"\n        - {{{each}, lambda: select 1 as json}}" for each in transforms)
     return f"""
   {name}:
     key: [/id]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from catalog.small_engine import Transform, built, worlds
 from penstock.catalog.testing.report import as_json, as_junit
 from penstock.catalog.testing.run import Outcome, Variant, run_test, variants
+from penstock.model.json_order import Json
 from penstock.model.spec import Catalog, CatalogTest, Frozen, Step
 from penstock.runtime.derive.engine import Document
 
@@ -35,8 +36,8 @@ collections:
     derive:
       using: {sqlite: {}}
       transforms:
-        - {name: request, source: bank/requests, shuffle: {key: [/account]}, lambda: select 1}
-        - {name: own, source: bank/ledger, shuffle: {key: [/account]}, lambda: select 1}
+        - {name: request, source: bank/requests, shuffle: {key: [/account]}, lambda: select 1 json}
+        - {name: own, source: bank/ledger, shuffle: {key: [/account]}, lambda: select 1 json}
   bank/balances:
     key: [/account]
     schema:
@@ -49,7 +50,7 @@ collections:
     derive:
       using: {sqlite: {}}
       transforms:
-        - {name: approved, source: bank/ledger, shuffle: {key: [/account]}, lambda: select 1}
+        - {name: approved, source: bank/ledger, shuffle: {key: [/account]}, lambda: select 1 json}
 tests:
   bank/tests/overdraft:
     - ingest:
@@ -141,7 +142,7 @@ def test_an_error_of_a_derivation_is_the_failure_of_its_step(tmp_path: Path) -> 
         yield {**document, "approved": 1 // (document["amount"] - 10)}
 
     catalog = built(tmp_path, LEDGER)
-    engines = {**ENGINES, "bank/ledger": [divide, own]}
+    engines: dict[str, list[Transform]] = {**ENGINES, "bank/ledger": [divide, own]}
     test = named(catalog, "bank/tests/described")
     outcome = run_test(catalog, test, worlds(catalog, tmp_path, engines))
     assert outcome.failure is not None
@@ -172,7 +173,7 @@ collections:
     derive:
       using: {sqlite: {}}
       transforms:
-        - {name: count, source: acme/events, lambda: select 1}
+        - {name: count, source: acme/events, lambda: select 1 json}
   acme/sums:
     key: [/all]
     schema:
@@ -186,7 +187,7 @@ collections:
     derive:
       using: {sqlite: {}}
       transforms:
-        - {name: sum, source: acme/counts, lambda: select 1}
+        - {name: sum, source: acme/counts, lambda: select 1 json}
 """
 
 
@@ -206,12 +207,13 @@ def of_events(kinds: str, *verified: str) -> CatalogTest:
     """Ingests an event of each kind, and takes whatever becomes of them for right."""
     events = Frozen([{"id": i, "of": kind} for i, kind in enumerate(kinds)])
     steps = [Step(action="ingest", collection="acme/events", documents=events, origin="test:1")]
+    contents: dict[str, list[Json]] = {
+        "acme/counts": [{"of": kind} for kind in sorted(set(kinds))],
+        "acme/sums": [{}] if kinds else [],
+    }
     steps += (
         Step(action="verify", collection=name, documents=Frozen(expected), origin="test:2")
-        for name, expected in (
-            ("acme/counts", [{"of": kind} for kind in sorted(set(kinds))]),
-            ("acme/sums", [{}] if kinds else []),
-        )
+        for name, expected in contents.items()
         if name in verified
     )
     return CatalogTest(name="acme/tests/counts", steps=tuple(steps))
@@ -301,7 +303,7 @@ def outcomes(tmp_path: Path) -> list[Outcome]:
     catalog = built(tmp_path, LEDGER)
     passed = run(catalog, "bank/tests/overdraft", tmp_path)
     failed = run(catalog, "bank/tests/described", tmp_path)
-    engines = {**ENGINES, "bank/ledger": [refuse, own]}
+    engines: dict[str, list[Transform]] = {**ENGINES, "bank/ledger": [refuse, own]}
     test = named(catalog, "bank/tests/described")
     return [passed, failed, run_test(catalog, test, worlds(catalog, tmp_path, engines))]
 

@@ -21,7 +21,7 @@ from penstock.journal.ownership import Ownership
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
 from penstock.journal.transaction import Intents
-from penstock.model.clock import Producer
+from penstock.model.clock import Clock, Producer
 from penstock.model.schema import compiled
 from penstock.model.spec import Catalog
 from penstock.runtime.waiting import in_thread
@@ -63,6 +63,7 @@ async def append_documents(
     on_refused: Callable[[str], None] = lambda _: None,
     on_chunk: Callable[[Chunk], None] = lambda _: None,
     with_revision: bool = False,
+    now: Callable[[], Clock] = wall_clock.now,
 ) -> AppendResult:
     """Append what `read` yields as one transaction: readers see all of the documents, or none.
 
@@ -79,7 +80,7 @@ async def append_documents(
         schemas,
         [Mapped(spec=spec)],
         producer=Producer.from_random(os.urandom(6)),
-        now=wall_clock.now,
+        now=now,
         ownership=ownership,
     )
     refusals = _Refusals(on_refused, skip=skip_invalid)

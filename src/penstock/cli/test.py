@@ -18,8 +18,8 @@ from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.catalog.testing.derivers import Deriver
     from penstock.catalog.testing.run import Outcome, Variant, Worlds
+    from penstock.catalog.testing.running import RunningDerivation
     from penstock.model.spec import Catalog, CatalogTest, CollectionSpec
 
 
@@ -40,6 +40,12 @@ def run_tests(
             show_default=False,
         ),
     ] = None,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark", help="Run derivations by their leaders on Spark, in temporary deployments."
+        ),
+    ] = False,
     shake: Annotated[
         bool,
         typer.Option(
@@ -63,7 +69,8 @@ def run_tests(
 
     Each test begins with empty collections, in memory, and touches no deployment. Derivations run
     until nothing is left to do; delayed reads take no time, since time is virtual. Captures and
-    materializations do not run. Spark starts only for derivations that use it.
+    materializations do not run. Spark starts only for derivations that use it; with --spark, tests
+    run in temporary deployments, as tasks do, and --shake changes the number of shards only.
 
     A failed test shows the step, and how the documents differ from those expected: members that a
     test does not name are free, and numbers may differ in the last digits. The exit code is 1 then.
@@ -76,7 +83,7 @@ def run_tests(
     if not mains:
         raise UsageError("no catalog given", fix="penstock test catalog.yaml")
     catalog = load_catalog(mains, environ=None, allow_outside=allow_outside)
-    outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake)
+    outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake, spark=spark)
     _report(outcomes, as_json=settings.json, junit=junit, defined=bool(catalog.tests))
     if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)
@@ -96,17 +103,22 @@ def _chosen(catalog: Catalog, globs: Sequence[str]) -> list[CatalogTest]:
 
 
 def _run(
-    catalog: Catalog, tests: Sequence[CatalogTest], settings: Settings, *, shake: bool
+    catalog: Catalog,
+    tests: Sequence[CatalogTest],
+    settings: Settings,
+    *,
+    shake: bool,
+    spark: bool,
 ) -> list[Outcome]:
     from penstock.catalog.testing.run import run_test, variants
 
-    shaken = variants(catalog) if shake else ()
+    shaken = variants(catalog, splits=not spark) if shake else ()
     outcomes = []
     with (
         tempfile.TemporaryDirectory(prefix="penstock-test-") as directory,
         _showing(len(tests)) as show,
     ):
-        worlds = _worlds(catalog, settings, Path(directory))
+        worlds = (_deployments if spark else _worlds)(catalog, settings, Path(directory))
         for test in tests:
             outcome = run_test(catalog, test, worlds, shake=shaken, on_run=show(test.name))
             outcomes.append(outcome)
@@ -121,12 +133,12 @@ def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
 
     start = wall_clock.now()  # one for all runs of a test, which are compared
 
-    def frames(catalog: Catalog, spec: CollectionSpec) -> Deriver:
-        from penstock.catalog.testing.spark_frames import FrameDeriver
+    def frames(catalog: Catalog, spec: CollectionSpec) -> RunningDerivation:
+        from penstock.catalog.testing.spark_frames import FrameDerivation
         from penstock.engine import EngineOptions, Lifetime, open_spark
 
         options = EngineOptions(master=settings.master, conf=settings.conf, lifetime=Lifetime.SHORT)
-        return FrameDeriver(catalog, spec, lambda: open_spark(options))
+        return FrameDerivation(catalog, spec, lambda: open_spark(options))
 
     def world(variant: Variant) -> MemoryWorld:
         return MemoryWorld(
@@ -137,6 +149,16 @@ def _worlds(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
             shards=variant.shards,
             frames=frames,
         )
+
+    return world
+
+
+def _deployments(catalog: Catalog, settings: Settings, directory: Path) -> Worlds:
+    from penstock.testing.deployment_world import DeploymentWorld
+
+    def world(variant: Variant) -> DeploymentWorld:
+        own = Path(tempfile.mkdtemp(dir=directory))
+        return DeploymentWorld(catalog, directory=own, settings=settings, shards=variant.shards)
 
     return world
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.journal.frames import frame_schema
 from penstock.journal.rows import row_schema, stamp_rows
 from penstock.model.clock import Flag, Producer, from_rfc3339
-from penstock.model.json_order import Json, canonical_json
+from penstock.model.json_order import ABSENT, Absent, Json, canonical_json
 from penstock.model.schema import compiled
 from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_arrow, to_json
@@ -135,76 +135,53 @@ TIME: Json = {"type": "string", "format": "date-time"}
 MONEY: Json = {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 10**8}
 
 
-@pytest.mark.parametrize(
-    ("expression", "schema", "want"),
-    [
-        pytest.param("id", {"type": "integer"}, 7, id="an integer"),
-        pytest.param("int(id)", {"type": "integer"}, 7, id="a short integer"),
-        pytest.param("id", NUMBER, 7, id="an integer as a number"),
-        pytest.param("amount", {"type": "integer"}, 12, id="an integral double as an integer"),
-        pytest.param("decimal(3.0)", {"type": "integer"}, 3, id="an integral decimal"),
-        pytest.param("float(0.5)", NUMBER, 0.5, id="a float"),
-        pytest.param("0.1 + 0.2", NUMBER, 0.3, id="a decimal as a number"),
-        pytest.param("9.99d", MONEY, 9.99, id="a double as money"),
-        pytest.param("9.990", MONEY, 9.99, id="a decimal with zeros as money"),
-        pytest.param("1.5", {"type": "string", "format": "number"}, "1.5", id="a decimal as text"),
-        pytest.param("id", {"type": "string", "format": "integer"}, "7", id="an integer as text"),
-        pytest.param("date'2026-01-02'", DATE, "2026-01-02", id="a date"),
-        pytest.param("date'2026-01-02'", TEXT, "2026-01-02", id="a date as a text"),
-        pytest.param("date'2026-01-02'", TIME, "2026-01-02T00:00:00Z", id="a date as a time"),
-        pytest.param(
-            "timestamp'2026-01-02 03:04:05.25'", TIME, "2026-01-02T03:04:05.25Z", id="a time"
-        ),
-        pytest.param("flow_published_at", TIME, "2026-03-01T12:00:00.5Z", id="the publish time"),
-        pytest.param(
-            "cast('hi' as binary)",
-            {"type": "string", "contentEncoding": "base64"},
-            "aGk=",
-            id="bytes",
-        ),
-        pytest.param("tags", {"type": "array", "items": TEXT}, ["a", "b"], id="an array"),
-        pytest.param(
-            "array(1, 2)", {"type": "array", "items": NUMBER}, [1, 2], id="an array, item by item"
-        ),
-        pytest.param(
-            "map('x', 1)",
-            {"type": "object", "additionalProperties": NUMBER},
-            {"x": 1},
-            id="a map",
-        ),
-        pytest.param(
-            "struct(1 as x, cast(null as int) as y)",
-            {"type": "object", "additionalProperties": NUMBER},
-            {"x": 1},
-            id="a struct as a map",
-        ),
-        pytest.param(
-            "struct(id as b, 'c' as z)",
-            {"type": "object", "properties": {"b": NUMBER, "c": TEXT}},
-            {"b": 7, "z": "c"},
-            id="a struct, with a member that has no name",
-        ),
-        pytest.param(
-            "at", {"type": "object", "properties": {"x": TEXT}}, {"city": None}, id="null inside"
-        ),
-        pytest.param("any", {}, {"b": [1.5, None], "a": "x"}, id="any value as it is"),
-        pytest.param("sender", {}, "s", id="a text as any value"),
-        pytest.param("array(1.5d, 1e22d, 1e-7d, 3d)", {}, [1.5, 1e22, 1e-7, 3], id="numbers"),
-        pytest.param(
-            "struct(2 as b, map('z', true, 'y', false) as a)",
-            {},
-            {"b": 2, "a": {"z": True, "y": False}},
-            id="a struct as any value",
-        ),
-        pytest.param("flow_document", {}, "whole", id="the document as any value"),
-        pytest.param("`pair/1`", TEXT, "two", id="an item of a tuple"),
-        pytest.param("`pair/0`", {"type": "integer"}, 1, id="a number in a tuple"),
-        pytest.param("town", {"type": ["string", "null"]}, "absent", id="a projection"),
-        pytest.param("get_json_object(`any`, '$.a')", TEXT, "x", id="inside of any value"),
-        pytest.param("parse_json('[1]')", {}, [1], id="a variant"),
-    ],
-)
-def test_types(spark: SparkSession, expression: str, schema: Json, want: Json) -> None:
+TYPES: list[tuple[str, Json, Json | Absent]] = [
+    ("id", {"type": "integer"}, 7),
+    ("int(id)", {"type": "integer"}, 7),
+    ("id", NUMBER, 7),
+    ("amount", {"type": "integer"}, 12),
+    ("decimal(3.0)", {"type": "integer"}, 3),
+    ("float(0.5)", NUMBER, 0.5),
+    ("0.1 + 0.2", NUMBER, 0.3),
+    ("9.99d", MONEY, 9.99),
+    ("9.990", MONEY, 9.99),
+    ("1.5", {"type": "string", "format": "number"}, "1.5"),
+    ("id", {"type": "string", "format": "integer"}, "7"),
+    ("date'2026-01-02'", DATE, "2026-01-02"),
+    ("date'2026-01-02'", TEXT, "2026-01-02"),
+    ("date'2026-01-02'", TIME, "2026-01-02T00:00:00Z"),
+    ("timestamp'2026-01-02 03:04:05.25'", TIME, "2026-01-02T03:04:05.25Z"),
+    ("flow_published_at", TIME, "2026-03-01T12:00:00.5Z"),
+    ("cast('hi' as binary)", {"type": "string", "contentEncoding": "base64"}, "aGk="),
+    ("tags", {"type": "array", "items": TEXT}, ["a", "b"]),
+    ("array(1, 2)", {"type": "array", "items": NUMBER}, [1, 2]),
+    ("map('x', 1)", {"type": "object", "additionalProperties": NUMBER}, {"x": 1}),
+    (
+        "struct(1 as x, cast(null as int) as y)",
+        {"type": "object", "additionalProperties": NUMBER},
+        {"x": 1},
+    ),
+    (
+        "struct(id as b, 'c' as z)",
+        {"type": "object", "properties": {"b": NUMBER, "c": TEXT}},
+        {"b": 7, "z": "c"},
+    ),
+    ("at", {"type": "object", "properties": {"x": TEXT}}, {"city": None}),
+    ("`any`", {}, {"b": [1.5, None], "a": "x"}),
+    ("sender", {}, "s"),
+    ("array(1.5d, 1e22d, 1e-7d, 3d)", {}, [1.5, 1e22, 1e-7, 3]),
+    ("struct(2 as b, map('z', true, 'y', false) as a)", {}, {"b": 2, "a": {"z": True, "y": False}}),
+    ("flow_document", {}, "whole"),
+    ("`pair/1`", TEXT, "two"),
+    ("`pair/0`", {"type": "integer"}, 1),
+    ("town", {"type": ["string", "null"]}, ABSENT),
+    ("get_json_object(`any`, '$.a')", TEXT, "x"),
+    ("parse_json('[1]')", {}, [1]),
+]
+"""An expression, the schema of its location, and the value that comes out there."""
+
+
+def test_types(spark: SparkSession) -> None:
     document: dict[str, Json] = {
         "id": 7,
         "sender": "s",
@@ -215,16 +192,14 @@ def test_types(spark: SparkSession, expression: str, schema: Json, want: Json) -
         "pair": [1, "two"],
         "more": [True],
     }
-    target = anything(v=schema)
-    expression = expression.replace("any", "`any`") if expression == "any" else expression
-    (found,) = run(spark, f"select id, {expression} as v from source", target, [document])
+    target = anything(**{f"v{at}": schema for at, (_, schema, _) in enumerate(TYPES)})
+    given = [f"{expression} as v{at}" for at, (expression, _, _) in enumerate(TYPES)]
+    (found,) = run(spark, f"select id, {', '.join(given)} from source", target, [document])
     assert isinstance(found, dict)
-    if want == "whole":
-        want = document
-    if want == "absent":
-        assert found == {"id": 7}
-    else:
-        assert found == {"id": 7, "v": want}
+    for at, (expression, schema, want) in enumerate(TYPES):
+        value = found.get(f"v{at}", ABSENT)
+        wanted = document if want == "whole" else want
+        assert value == wanted, f"{expression} as {schema}"
 
 
 def test_any_value_is_written_in_the_canonical_form(spark: SparkSession) -> None:

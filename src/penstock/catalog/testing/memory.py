@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.catalog.testing.contents import Contents, Published
-from penstock.catalog.testing.derivers import Deriver, DirectoryFiles, Read, RowDeriver
 from penstock.catalog.testing.graph import Graph
+from penstock.catalog.testing.running import DirectoryFiles, Read, RowDerivation, RunningDerivation
 from penstock.errors import UserError
 from penstock.model.clock import Clock, tick
 from penstock.model.spec import Catalog, CollectionSpec, Selector
 from penstock.runtime.derive.engine import Document, RowEngine
-from penstock.runtime.derive.languages import row_engine
+from penstock.runtime.derive.languages import needs_one_shard, row_engine
 from penstock.shuffle.binding import Binding, derivation_bindings
 
 HOPS_MAX: Final = 1000
@@ -64,8 +64,8 @@ class Split:
 
 ALL_AT_ONCE: Final = Split(name="all at once")
 
-FrameDerivers = Callable[[Catalog, CollectionSpec], Deriver]
-"""Makes a deriver of a language that works on frames."""
+FrameDerivations = Callable[[Catalog, CollectionSpec], RunningDerivation]
+"""Makes a derivation in a language that works on frames."""
 
 
 class MemoryWorld:
@@ -83,7 +83,7 @@ class MemoryWorld:
         split: Split = ALL_AT_ONCE,
         shards: int = 1,
         engines: Callable[[Catalog, CollectionSpec], RowEngine | None] = row_engine,
-        frames: FrameDerivers | None = None,
+        frames: FrameDerivations | None = None,
     ) -> None:
         self._catalog = catalog
         self._now = start
@@ -149,9 +149,9 @@ class MemoryWorld:
 
     def _run(self, derivation: _Derivation, reads: Sequence[Read]) -> None:
         name = derivation.target.spec.name
-        if derivation.deriver is None:
-            derivation.deriver = self._deriver(derivation.target.spec)
-        made = derivation.deriver.run(reads)
+        if derivation.running is None:
+            derivation.running = self._started(derivation.target.spec)
+        made = derivation.running.run(reads)
         hops_max = max(read.stored.hops for read in reads)
         self._publish(
             name,
@@ -165,12 +165,13 @@ class MemoryWorld:
             ],
         )
 
-    def _deriver(self, spec: CollectionSpec) -> Deriver:
+    def _started(self, spec: CollectionSpec) -> RunningDerivation:
         engine = self._engines(self._catalog, spec)
         if engine is not None:
             self._states.append(Path(tempfile.mkdtemp(prefix="state-", dir=self._directory)))
             files = DirectoryFiles(self._states[-1])
-            return RowDeriver(engine, shards=self._shards, files=files)
+            shards = 1 if needs_one_shard(spec, engine) else self._shards
+            return RowDerivation(engine, shards=shards, files=files)
         if self._frames is None:
             raise UserError(
                 f"{spec.name} needs Spark, which this test runs without",
@@ -217,7 +218,7 @@ class _Derivation:
         self, target: Contents, bindings: Sequence[Binding], sources: dict[int, Contents]
     ) -> None:
         self.target = target
-        self.deriver: Deriver | None = None
+        self.running: RunningDerivation | None = None
         """Made for its first transaction: until then, its language need not be there."""
         self._bindings = bindings
         self._sources = sources

@@ -94,14 +94,18 @@ class Outcome:
     failure: Failure | None = None
 
 
-def variants(catalog: Catalog) -> list[Variant]:
-    """The ways to shake a test, other than the plain one.
+def variants(catalog: Catalog, *, splits: bool = True) -> list[Variant]:
+    """The ways to shake a test, other than the plain one; without `splits`, by shards alone.
 
     The number of shards matters to code that works on documents, which may keep state.
     """
     used = {spec.derivation.using for spec in catalog.collections if spec.derivation is not None}
     shards = SHARDS if used & {"sqlite", "python"} else SHARDS[:1]
-    every = [Variant(split=split, shards=count) for split in SPLITS for count in shards]
+    every = [
+        Variant(split=split, shards=count)
+        for split in (SPLITS if splits else SPLITS[:1])
+        for count in shards
+    ]
     return [variant for variant in every if variant != PLAIN]
 
 

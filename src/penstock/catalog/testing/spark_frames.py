@@ -11,7 +11,7 @@ import pyarrow
 from pyspark.sql.types import LongType
 
 from penstock.catalog.testing.contents import PRODUCER
-from penstock.catalog.testing.derivers import Output, Read
+from penstock.catalog.testing.running import Output, Read
 from penstock.journal.rows import row_schema
 from penstock.journal.scan import rows_schema
 from penstock.journal.schemas import layout
@@ -30,13 +30,13 @@ _ORDER: Final = "$ord"
 """The column of positions among the reads of a transaction."""
 
 
-class FrameDeriver:
+class FrameDerivation:
     """A derivation whose code works on frames. It keeps no state, and has no shards."""
 
     def __init__(
         self, catalog: Catalog, target: CollectionSpec, spark: Callable[[], SparkSession]
     ) -> None:
-        self._lambdas = spark_lambdas(catalog, target)
+        self._lambdas = spark_lambdas(catalog, target) or {}
         self._target = target
         self._root = layout(target.write_schema.text)
         self._spark = spark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -52,16 +52,12 @@ Output: TypeAlias = tuple[int | None, Document]
 """A document and the position of its read; None if no single one is its origin."""
 
 
-class Deriver(Protocol):
+class RunningDerivation(Protocol):
     """One derivation, with its state."""
 
     def run(self, reads: Sequence[Read]) -> list[Output]:
         """Run one transaction: return what it publishes, in order, and keep the new state."""
         ...
-
-
-Derivers: TypeAlias = Callable[[str], Deriver]
-"""Makes the deriver of a collection, which begins without state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class DirectoryFiles:
         return name
 
 
-class RowDeriver:
+class RowDerivation:
     """A derivation whose code works on documents: routed to shards by key, processed in order."""
 
     def __init__(self, engine: RowEngine, *, shards: int, files: DirectoryFiles) -> None:
