@@ -32,12 +32,12 @@ class SlowGeocoder:
 class Derivation(IDerivation):
     concurrency = CONCURRENCY
 
-    def __init__(self, open: Request.Open, config: EndpointConfig) -> None:
-        super().__init__(open, config)
+    def __init__(self, opened: Request.Open, config: EndpointConfig) -> None:
+        super().__init__(opened, config)
         self._geocoder = SlowGeocoder(config.cellKm)
 
     async def from_stops(self, read: ReadFromStops) -> AsyncIterator[Document]:
-        place = await self._geocoder.place(read.doc.plusCode)
+        place = await self._geocoder.place(read.doc.cell)
         if place is None:
             yield Document(stop=read.doc.stop, found=False)
         else:
