@@ -281,11 +281,16 @@ class DeriveJobs:
         from penstock.native.collect import collect_batches
         from penstock.runtime.spark_tasks import job_errors
 
+        def placed(frames: Mapping[int, DataFrame]) -> Mapping[int, DataFrame]:
+            # In one partition before the lambda, whose own aggregates then need no exchange.
+            return {at: frame.coalesce(1) if few else frame for at, frame in frames.items()}
+
         def published() -> DataFrame:
-            return self._published(opened, deliveries, _frames(readings))
+            return self._published(opened, deliveries, placed(_frames(readings)))
 
         def documents(frames: Mapping[int, DataFrame]) -> DataFrame:
-            return opened.publishing.documents(self._published(opened, deliveries, frames), few=few)
+            united = self._published(opened, deliveries, placed(frames))
+            return opened.publishing.documents(united, few=few)
 
         rows = {at: reading.at_hand() for at, reading in readings.items()}
         known = {at: some for at, some in rows.items() if some is not None}
