@@ -81,8 +81,8 @@ class SparkLambda:
             how = f"acts on each document by itself ({rows})"
         else:
             how = "sees the documents of one transaction together"
-        order = "in their order" if self.order_matters else "in any order"
-        return f"native Spark SQL: {how}, {order}"
+        order = "order is kept" if self.order_matters else "order does not matter"
+        return f"native Spark SQL: {how}; {order}"
 
 
 def check_views(views: Mapping[str, str]) -> dict[str, list[Mistake]]:
