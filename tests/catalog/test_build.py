@@ -318,7 +318,8 @@ $defs:
       RHS: { type: array, items: { type: string }, reduce: { strategy: append } }
     reduce: { strategy: merge }
 """,
-        join_py="class Derivation:\n    def from_ints(self, r): ...\n    def from_strings(self, r): ...\n",
+        join_py="class Derivation:\n    def from_ints(self, r): ...\n"
+        "    def from_strings(self, r): ...\n",
         strings_json='[{"Key": "a", "String": "b"}]',
     )
     assert [t.name for t in catalog.tests] == [

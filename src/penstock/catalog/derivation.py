@@ -84,6 +84,8 @@ def build_derivation(
     migrations = [block for block in blocks if block is not None]
     if engine == "sqlite":
         _check_sqlite(migrations, drafts, target, scope)
+    elif engine == "spark":
+        _check_spark(inner, drafts, target, scope)
     files = _project_files(inner, scope) if engine == "python" else {}
     if engine == "python":
         module = inner.get("module")
@@ -250,6 +252,35 @@ def _check_sqlite(
 
 def _has_default(target: Known, location: str) -> bool:
     return locate(target.shape, location)[0].default is not ABSENT
+
+
+def _check_spark(using: Node, drafts: Sequence[_Draft], target: Known | None, scope: Scope) -> None:
+    """Judge views and lambdas by their text; Spark is not asked."""
+    # Here, because sqlglot takes longer to import than most catalogs to check.
+    from penstock.runtime.derive.spark_sql import check_views, judge_lambda
+
+    views_node = using.get("views")
+    named = {
+        name: Code(node.text, node, around=scope.sources.lines(node))
+        for name, node in (views_node.members.items() if views_node else ())
+        if node.text is not None
+    }
+    views = {name: code.text for name, code in named.items()}
+    for name, mistakes in check_views(views).items():
+        for mistake in mistakes:
+            _report(named[name], mistake, scope)
+    for draft in drafts:
+        if draft.code is None or draft.known is None or target is None:
+            continue
+        judged = judge_lambda(
+            draft.code.text,
+            source=draft.known.spec,
+            target=target.spec,
+            views=views,
+            nonlinear=using.text_of("nonlinear") == "allow",
+        )
+        for mistake in judged if isinstance(judged, list) else ():
+            _report(draft.code, mistake, scope)
 
 
 def _project_files(python: Node, scope: Scope) -> dict[str, Code]:

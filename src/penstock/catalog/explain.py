@@ -1,14 +1,16 @@
-"""`penstock check --explain`: how a collection's documents are stored and reduced."""
+"""`penstock check --explain`: how a collection's documents are stored, reduced and derived."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from penstock.model import columns, pointer
 from penstock.model.columns import Column, Kind
 from penstock.model.schema import compiled
-from penstock.model.spec import CollectionSpec
+from penstock.model.spec import Catalog, CollectionSpec, DerivationSpec, Transform
 from penstock.native.plan import compile_reduction
+from penstock.runtime.derive.spark_sql import judge_lambda
 
 _REST = "(other members)"
 
@@ -23,6 +25,8 @@ class Explanation:
     columns: tuple[tuple[str, str], ...]
     """Location and type of each column. `*` stands for items and unnamed members."""
     plan: str
+    derivation: tuple[tuple[str, str], ...] = ()
+    """The name of each transform, and how it runs."""
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -30,6 +34,7 @@ class Explanation:
             "partitions": list(self.partitions),
             "columns": [{"location": at, "type": kind} for at, kind in self.columns],
             "plan": self.plan,
+            "derivation": [{"transform": name, "runs": how} for name, how in self.derivation],
         }
 
     def render(self) -> str:
@@ -39,11 +44,14 @@ class Explanation:
         width = max((len(at) for at, _ in self.columns), default=0)
         stored = [f"    {at:<{width}}  {kind}" for at, kind in self.columns]
         plan = [f"    {line}" for line in self.plan.split("\n")]
-        return "\n".join([head, "  columns", *stored, "  reduction", *plan, ""])
+        wide = max((len(name) for name, _ in self.derivation), default=0)
+        derived = [f"    {name:<{wide}}  {how}" for name, how in self.derivation]
+        section = ["  derivation", *derived] if derived else []
+        return "\n".join([head, "  columns", *stored, "  reduction", *plan, *section, ""])
 
 
-def explain_collection(spec: CollectionSpec) -> Explanation:
-    """Explain the columns and the reduction plan of a collection as readers see it."""
+def explain_collection(spec: CollectionSpec, catalog: Catalog) -> Explanation:
+    """Explain a collection as readers see it, and how it is computed from others."""
     schema = compiled(spec.read_schema.text)
     root = columns.columns(schema.shape)
     rows = [
@@ -59,7 +67,42 @@ def explain_collection(spec: CollectionSpec) -> Explanation:
         partitions=tuple(field.name for field in spec.partitions),
         columns=tuple(rows),
         plan=compile_reduction(schema, spec.key).explain(),
+        derivation=tuple(_transforms(spec, catalog)),
     )
+
+
+def _transforms(spec: CollectionSpec, catalog: Catalog) -> Iterator[tuple[str, str]]:
+    derivation = spec.derivation
+    for transform in derivation.transforms if derivation else ():
+        source = catalog.collection(transform.source.collection)
+        if derivation is not None and source is not None:
+            yield transform.name, explain_transform(transform, derivation, source, spec)
+
+
+def explain_transform(
+    transform: Transform, derivation: DerivationSpec, source: CollectionSpec, target: CollectionSpec
+) -> str:
+    """Return one sentence about how a transform runs; each language has its own."""
+    if transform.disable:
+        return "disabled"
+    match derivation.using:
+        case "spark":
+            return _explain_spark(transform, derivation, source, target)
+        case other:
+            return f"document by document, in {other}"
+
+
+def _explain_spark(
+    transform: Transform, derivation: DerivationSpec, source: CollectionSpec, target: CollectionSpec
+) -> str:
+    judged = judge_lambda(
+        transform.code or "",
+        source=source,
+        target=target,
+        views=dict(derivation.views),
+        nonlinear=derivation.nonlinear,
+    )
+    return "the lambda has mistakes" if isinstance(judged, list) else judged.explain()
 
 
 def _describe(column: Column) -> str:

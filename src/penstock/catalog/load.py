@@ -140,13 +140,16 @@ class Sources:
         file = self._path(node, path)
         return self._document(file, node) if file is not None else None
 
+    def lines(self, node: Node) -> Sequence[str]:
+        """Return the lines of the file that holds a node."""
+        return (self._texts.get(Path(node.at.file).resolve()) or "").split("\n")
+
     def code(self, node: Node) -> Code | None:
         """Return source code written inline, or the text of the file that `node` names."""
         if node.text is None:
             return None
         if not _CODE_FILE.fullmatch(node.text):
-            here = self._texts.get(Path(node.at.file).resolve()) or ""
-            return Code(node.text, node, around=here.split("\n"))
+            return Code(node.text, node, around=self.lines(node))
         path = self._path(node)
         text = self._text(path, node) if path is not None else None
         return Code(text, node, file=str(path)) if text is not None else None

@@ -110,7 +110,8 @@ def report(result: BuildResult, *, explain: bool) -> dict[str, object]:
         from penstock.catalog.explain import explain_collection
 
         found["collections"] = {
-            c.name: explain_collection(c).to_json() for c in result.catalog.collections
+            c.name: explain_collection(c, result.catalog).to_json()
+            for c in result.catalog.collections
         }
     return found
 
@@ -137,7 +138,7 @@ def _print(result: BuildResult, *, explain: bool) -> None:
         from penstock.catalog.explain import explain_collection
 
         for collection in result.catalog.collections:
-            stdout.print(explain_collection(collection).render(), markup=False)
+            stdout.print(explain_collection(collection, result.catalog).render(), markup=False)
     counts = summary(result)
     if result.ok:
         kinds = ("collections", "derivations", "captures", "materializations", "tests")

@@ -24,6 +24,7 @@ from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.batch import TaskRun
+    from penstock.model.spec import Catalog
     from penstock.runtime.control import TransactionSummary
 
 
@@ -46,6 +47,10 @@ def run(
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="First install the packages that derivations import."),
+    ] = False,
 ) -> None:
     """Run tasks until everything that is there when it starts has been processed.
 
@@ -61,7 +66,7 @@ def run(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    stops.run(_run(settings, task or (), shards, limit_s))
+    stops.run(_run(settings, task or (), shards, limit_s, install=install))
 
 
 def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
@@ -91,7 +96,12 @@ def _line(run: TaskRun) -> str:
 
 
 async def _run(
-    settings: Settings, names: Sequence[str], shards: int | None, limit_s: float | None
+    settings: Settings,
+    names: Sequence[str],
+    shards: int | None,
+    limit_s: float | None,
+    *,
+    install: bool,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
 
@@ -103,6 +113,8 @@ async def _run(
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
             world = await open_world(settings, store, ends=True)
+        if install:
+            await _install(catalog)
         handle = StopHandle()
 
         def stop() -> None:
@@ -126,6 +138,14 @@ async def _run(
             stops.ends_with(int(failed))  # whatever it was that did not answer
     if failed:
         raise typer.Exit(1)
+
+
+async def _install(catalog: Catalog) -> None:
+    from penstock.runtime.derive.languages import install_packages
+
+    stderr.print("installing the packages that derivations import")
+    found = await asyncio.to_thread(install_packages, catalog)
+    stderr.print(f"installed for {', '.join(found)}" if found else "none is needed", markup=False)
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ in the statistics.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +65,16 @@ def prepared(
     return made
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("point", POINTS)
+LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
+ALONE = ("derive.after-publish", "leader.after-commit-record", "leader.after-intents")
+"""Points that a single shard is tried at, too; all of them in a long run."""
+
+CASES = [
+    (point, shards) for point in POINTS for shards in (1, 3) if shards > 1 or LONG or point in ALONE
+]
+
+
+@pytest.mark.parametrize(("point", "shards"), CASES)
 def test_a_crash_loses_nothing_and_doubles_nothing(
     prepared: dict[int, Pipeline], tmp_path: Path, point: str, shards: int
 ) -> None:

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import Bug, UserError
+from penstock.errors import Bug, Unavailable, UserError
 from penstock.model.json_order import Json
 from penstock.runtime.derive.engine import LambdaFailed, ShardContext
 from penstock.runtime.derive.sqlite_code import migration_hashes
 from penstock.runtime.derive.sqlite_delta import Torn, apply, delta
 from penstock.runtime.derive.sqlite_engine import SqliteEngine
-from penstock.runtime.derive.sqlite_state import DELTAS_MAX
+from penstock.runtime.derive.sqlite_state import DELTAS_MAX, ShardFile
 from runtime.derive.sqlite_derivations import Files, committed, engine_of, reads, transaction
 
 SOURCE: dict[str, Any] = {
@@ -383,3 +383,25 @@ def test_the_pieces_are_a_database_of_sqlite(files: Files, tmp_path: Path) -> No
     base = state["sqlite"]["0"]["base"]
     found.write_bytes(zlib.decompress(base64.b64decode(base["inline"])))
     assert sqlite3.connect(found).execute("select * from seen").fetchall() == [(7, 1)]
+
+
+@pytest.mark.parametrize("count", [1, 2000], ids=["inline", "in files"])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_attempt_whose_changes_could_not_be_staged_leaves_none_of_them(
+    files: Files, monkeypatch: pytest.MonkeyPatch, count: int, first: bool
+) -> None:
+    """The blob store failed after SQLite had committed: the next attempt starts from before it."""
+    state: Json = {}
+    some = reads(*({"id": n} for n in range(count)))
+    if not first:
+        state = committed({}, transaction(counting(), some, files)[1])
+
+    def fail(self: ShardFile, data: bytes) -> None:
+        raise Unavailable("the blob store does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardFile, "_piece", fail)
+        with pytest.raises(Unavailable):
+            transaction(counting(), some, files, state)
+    published, _ = transaction(counting(), some, files, state)
+    assert {document["n"] for _, document in published} == {1 if first else 2}

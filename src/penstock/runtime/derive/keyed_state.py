@@ -81,5 +81,5 @@ def _text(key: Json) -> str:
 
 def keyed_patches(state: KeyedState, member: str) -> Patches:
     """The changes as patches of a connector state."""
-    changes = state.changes()
+    changes: dict[str, Json] = {**state.changes()}
     return ({member: {"keyed": changes}},) if changes else ()

@@ -6,7 +6,8 @@ most commands run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import Bug, UserError
 from penstock.model.spec import Catalog, CollectionSpec, Transform
@@ -14,6 +15,22 @@ from penstock.runtime.derive.engine import RowEngine
 
 if TYPE_CHECKING:
     from penstock.runtime.derive.spark_sql import SparkLambda
+
+
+PACKAGES: Final = Path("~/.cache/penstock/packages")
+"""Where packages are installed that derivations in Python import."""
+
+
+def install_packages(catalog: Catalog) -> list[str]:
+    """Install the packages that derivations import; return the derivations that need some."""
+    from penstock.runtime.derive.python_dependencies import install_dependencies
+
+    found = []
+    for spec in catalog.derivations:
+        if spec.derivation is not None and spec.derivation.using == "python":
+            path = install_dependencies(spec.derivation, PACKAGES.expanduser())
+            found += [spec.name] if path is not None else []
+    return found
 
 
 def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None:
@@ -27,9 +44,13 @@ def row_engine(catalog: Catalog, collection: CollectionSpec) -> RowEngine | None
 
             return SqliteEngine.of(catalog, collection)
         case "python":
+            from penstock.runtime.derive.python_dependencies import dependencies_path
             from penstock.runtime.derive.python_engine import PythonEngine
 
-            return PythonEngine.of(catalog, collection)
+            packages = dependencies_path(derivation, PACKAGES.expanduser())
+            return PythonEngine.of(
+                catalog, collection, packages=None if packages is None else str(packages)
+            )
         case "spark":
             return None
         case "local" | "connector":

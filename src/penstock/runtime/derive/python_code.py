@@ -258,16 +258,14 @@ def _may_define(file: CodeFile) -> bool:
     body = tree.body if isinstance(tree, ast.Module) else ()
     for node in body:
         match node:
-            case ast.ImportFrom(names=names) if any(
-                (a.asname or a.name) in {CLASS, "*"} for a in names
-            ):
-                return True
-            case ast.Assign(targets=targets) if any(
-                isinstance(t, ast.Name) and t.id == CLASS for t in targets
-            ):
-                return True
-            case ast.If() | ast.Try():
-                return True
+            case ast.ImportFrom(names=names):
+                found = {alias.asname or alias.name for alias in names} & {CLASS, "*"}
+            case ast.Assign(targets=targets):
+                found = {t.id for t in targets if isinstance(t, ast.Name)} & {CLASS}
+            case _:
+                found = {CLASS} if isinstance(node, ast.If | ast.Try) else set()
+        if found:
+            return True
     return False
 
 

@@ -100,6 +100,8 @@ class LoadedCode:
         for name in names:
             self._modules[name] = sys.modules.pop(name)
         sys.meta_path.remove(self._finder)
+        if self._packages in sys.path:
+            sys.path.remove(self._packages)
 
     def _load(self) -> type[Any]:
         try:

@@ -74,7 +74,7 @@ class _Models:
             fields[chosen] = (annotation, _field(below, alias))
         with warnings.catch_warnings():  # a member may be called `json`, as old methods are
             warnings.simplefilter("ignore", UserWarning)
-            made = pydantic.create_model(
+            made: Model = pydantic.create_model(
                 name,
                 __config__=pydantic.ConfigDict(
                     extra=self._closed if shape.objects.closed else "allow",
@@ -103,6 +103,8 @@ class _Models:
                 parts.append(list[self._annotation(item, title, around, nested)])  # type: ignore[misc]
             elif kind == "object":
                 parts.append(self._object(shape, title, around, nested))
+            elif kind == "boolean" and shape.not_null != {"boolean"}:
+                parts.append(pydantic.StrictBool)  # 0.0 is a number here, and no false
             else:
                 parts.append(_SCALARS[kind])
         return Union[tuple(parts)]  # noqa: UP007 - built from values
@@ -124,14 +126,18 @@ def _items(arrays: Arrays) -> Shape:
 
 
 def _field(member: Property, alias: str | None) -> Any:  # noqa: ANN401 - pydantic's own
-    about = {"alias": alias, "title": member.shape.title, "description": member.shape.description}
+    field: Any = functools.partial(
+        pydantic.Field,
+        alias=alias,
+        title=member.shape.title,
+        description=member.shape.description,
+    )
     if member.required:
-        return pydantic.Field(**about)  # type: ignore[arg-type]
+        return field()
     default = member.shape.default
-    return pydantic.Field(  # type: ignore[call-overload]
+    return field(
         default=None if default is ABSENT else default,
         validate_default=isinstance(default, dict),
-        **about,
     )
 
 

@@ -130,7 +130,8 @@ class BaseDerivation:
 
     async def flush(self, *_: Any) -> AsyncIterator[Any]:  # noqa: ANN401
         """Publish what the transaction has not published yet: nothing."""
-        for document in ():
+        nothing: tuple[Any, ...] = ()
+        for document in nothing:
             yield document
 
     def start_commit(self, start_commit: StartCommit) -> StartedCommit:

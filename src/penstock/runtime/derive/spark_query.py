@@ -216,6 +216,7 @@ class QueryWalk:
             name, at = alias.name, self._text.start(alias)
             if name == SOURCE or (name in tables and tables[name].start < 0):
                 self._wrong(at, f'"{name}" is taken', "give the WITH query another name")
+                continue
             result = self.query(cte.this, tables)
             tables[name] = self._renamed(result, alias)
         return tables
@@ -315,11 +316,13 @@ class QueryWalk:
         self, node: exp.Select, tables: Mapping[str, Result], outer: _Scope | None, *, top: bool
     ) -> Result:
         scope = _Scope(tables, outer=outer)
-        start = self._text.start(node.expressions[0]) if node.expressions else 0
-        carrier = self._from(node, scope)
         list_end = self._text.list_end(node)
         if list_end is None:
-            self._wrong(self._text.start(node), "TABLE is not supported", "select * from …")
+            at = self._text.start(node)
+            self._wrong(at, "there is no select list", "write select * from … for a whole table")
+            return Result(outputs=None, carries=False, start=at)
+        start = self._text.start(node.expressions[0])
+        carrier = self._from(node, scope)
         if node.args.get("kind") or node.find(exp.QueryTransform):
             self._wrong(start, "SELECT TRANSFORM runs programs")
         for projection in node.expressions:
@@ -347,7 +350,7 @@ class QueryWalk:
             at = self._text.keyword(distinct, TokenType.DISTINCT)
             self._depends(at, "DISTINCT drops rows that are equal within one transaction")
             self.order_trouble.append((at, "DISTINCT compares rows whole"))
-        if carrier is not None and list_end is not None:
+        if carrier is not None:
             self._thread(carrier, list_end, grouped=grouped)
         generates = any(self._generates(p) for p in node.expressions)
         return Result(

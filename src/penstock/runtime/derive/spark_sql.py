@@ -89,11 +89,27 @@ def check_views(views: Mapping[str, str]) -> dict[str, list[Mistake]]:
     """Judge the constant tables of a derivation; those that are sound have no mistakes."""
     found: dict[str, list[Mistake]] = {}
     known: dict[str, Result] = {}
-    for name, text in views.items():
-        mistakes, result = _view(name, text, known)
-        found[name] = mistakes
-        known[name] = result
+    for name in _view_order(views):
+        found[name], result = _view(name, views[name], known)
+        if name != SOURCE:
+            known[name] = result
     return found
+
+
+def _view_order(views: Mapping[str, str]) -> list[str]:
+    """The names of views, those first that others read; views of a circle in any order."""
+    waiting: dict[str, set[str]] = {}
+    for name, text in views.items():
+        parsed = _parsed(text)
+        tables = [] if isinstance(parsed, list) else parsed.tables()
+        waiting[name] = {table for table in tables if table in views and table != name}
+    ordered: list[str] = []
+    while waiting:
+        ready = [name for name, needs in waiting.items() if needs <= set(ordered)]
+        for name in ready or list(waiting)[:1]:
+            ordered.append(name)
+            del waiting[name]
+    return ordered
 
 
 def judge_lambda(
@@ -105,8 +121,10 @@ def judge_lambda(
     nonlinear: bool = False,
 ) -> SparkLambda | list[Mistake]:
     """Judge one lambda. Views are judged by `check_views`: here, a broken one has any columns."""
+    views = views or {}
+    views = {name: views[name] for name in _view_order(views)}
     tables: dict[str, Result] = {}
-    for name, view in (views or {}).items():
+    for name, view in views.items():
         tables[name] = _view(name, view, tables)[1]
     parsed = _parsed(text)
     if isinstance(parsed, list):
@@ -134,7 +152,7 @@ def judge_lambda(
         text=insert(closed, plain),
         ordered_text=None if judge.order_trouble else insert(closed, ordered),
         order_column=order,
-        views=tuple((views or {}).items()),
+        views=tuple(views.items()),
         fields=tuple(sorted(judge.fields)),
         whole=judge.whole,
         order_matters=matters,
@@ -228,8 +246,6 @@ def _order_matters(result: Result, target: CollectionSpec) -> bool:
         if output.hidden:
             return True  # other members, of which the last one wins
         location = output_location(output.name, target)
-        if location in target.key:
-            continue
         concerned = [
             node
             for at, node in nodes.items()
@@ -351,7 +367,7 @@ class _OutputChecks:
         self, outputs: Sequence[Output], locations: Mapping[str, Output], start: int
     ) -> Iterator[Mistake]:
         for location, output in locations.items():
-            if output.aggregate is None:
+            if output.aggregate is None or location in self._target.key:
                 continue
             wanted = ADDS_UP.get(output.aggregate)
             found = _strategy(self._target, location)

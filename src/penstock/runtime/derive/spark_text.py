@@ -130,6 +130,10 @@ class QueryText:
         marks = {token.start for token in self.tokens if token.token_type is TokenType.SEMICOLON}
         return "".join(" " if at in marks else c for at, c in enumerate(self.text))
 
+    def tables(self) -> list[str]:
+        """The names of all tables that are read, those of WITH queries included."""
+        return [t.name for statement in self.statements for t in statement.find_all(exp.Table)]
+
     def second_statement(self) -> int:
         """Return where the second of several statements begins."""
         ended = [t.start for t in self.tokens if t.token_type is TokenType.SEMICOLON]
@@ -232,5 +236,6 @@ def _syntax_mistake(error: ParseError, text: str, tokens: Sequence[Token]) -> Sy
     description = str(found.get("description") or "").split("\n")[0].rstrip(".")
     if not description or "<class" in description or "Unexpected token" in description:
         description = "syntax error"
-    quote = "a name that is a keyword needs backquotes" if near.isidentifier() else None
+    keyword = at is not None and near.isidentifier() and at.token_type is not TokenType.VAR
+    quote = "a name that is a keyword needs backquotes" if keyword else None
     return SyntaxMistake(offset, f'near "{near}": {description}' if near else description, quote)

@@ -4,7 +4,7 @@ SQLite appends the pages that a transaction changed to its write-ahead log. A de
 page, compressed with its former content as the dictionary: a scattered update costs tens of bytes,
 not a page. Applied to the same former file it gives the same new file, byte for byte, so rowids,
 AUTOINCREMENT, rows without a primary key and changes of the schema are all in it. A changeset of a
-SQLite session is as small, but leaves out rows whose key is NULL, and rowids.
+SQLite session is little smaller, and leaves out rowids, and rows whose key is NULL.
 
     page size, pages of the new file     two 32-bit integers, big-endian as all of them
     page number, length, deflated page   for every changed page

@@ -134,6 +134,8 @@ class SqliteProcessor:
         self._guard = _Guard(stateful=file is not None)
         self._db = apsw.Connection(str(file.path) if file else ":memory:", statementcachesize=1000)
         self._prepared: list[Sequence[_Prepared]] = []
+        self._committed = False
+        """The file may hold what this transaction changed."""
 
     def begin(self) -> None:
         """Open the transaction, run migrations that are new, and prepare all lambdas."""
@@ -172,6 +174,7 @@ class SqliteProcessor:
         if self._file is None:
             return Finished()
         self._quiet()
+        self._committed = True
         self._db.execute("commit")
         patches, chain = self._file.staged()
         self._db.execute("pragma wal_checkpoint(truncate)")
@@ -183,11 +186,14 @@ class SqliteProcessor:
         return Finished(patches=patches)
 
     def close(self) -> None:
-        """Roll back, unless `finish` committed."""
+        """Roll back; if `finish` has committed, and could not stage that, drop the file."""
         self._quiet()
         self._db.close(True)
         if self._file is not None:
-            self._file.give_back()
+            if self._committed:
+                self._file.discard()
+            else:
+                self._file.give_back()
             self._file = None
 
     def _quiet(self) -> None:

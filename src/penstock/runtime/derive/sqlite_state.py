@@ -178,10 +178,14 @@ class ShardFile:
     def give_back(self) -> None:
         """Leave the closed file as it was taken; nothing was committed."""
         if self._chain is None:
-            self.path.unlink(missing_ok=True)
+            self.discard()
         else:
             with contextlib.suppress(OSError):
                 self.path.replace(self._home.cached(self._chain))
+
+    def discard(self) -> None:
+        """Remove the closed file: the next transaction builds its own from the pieces."""
+        self.path.unlink(missing_ok=True)
 
     def _claim(self, chain: Chain) -> bool:
         """Take the file that the last transaction left here, if it is whole."""

@@ -52,11 +52,15 @@ class BlobStateFiles:
             self.blobs.delete(f"{self._directory}/{name}")
 
     def sweep(self, state: Json) -> None:
-        """Remove files of earlier epochs that the committed state does not name."""
+        """Remove files of earlier epochs that the committed state does not name.
+
+        Those of later ones may be committed: a leader that slept does not know that it is deposed.
+        """
         named = set(texts(state))
         for found in list(self.blobs.list(self._directory)):
             name = found.path.rpartition("/")[2]
-            if name not in named and not name.startswith(f"{self.epoch}-"):
+            epoch = int(name.partition("-")[0])
+            if name not in named and epoch < self.epoch:
                 self.blobs.delete(found.path)
 
     def remove_all(self) -> None:
