@@ -88,6 +88,7 @@ NESTED = {
         "model_dump": {"type": "boolean"},
         "json": {"type": "string"},
         "tags": {"type": "array", "items": {"type": "string"}, "default": []},
+        "unset": {"type": "integer"},
         "anything": {},
     },
 }
@@ -98,7 +99,7 @@ NESTED = {
     [
         {"id": 1},
         {"id": 1.0, "address": None, "color": None, "flag": 0.0},
-        {"id": 1, "flag": False},
+        {"id": 1, "flag": False, "unset": 3},
         {
             "id": 1,
             "address": {"city": "x", "zip-code": "1"},

@@ -135,7 +135,7 @@ def _validators(fields: dict[str, Any], shape: Shape) -> dict[str, Any]:
                 made.__pydantic_fields_set__.discard(name)
         return made
 
-    return {"unset": pydantic.model_validator(mode="after")(unset)}
+    return {"_unset": pydantic.model_validator(mode="after")(unset)}
 
 
 def _items(arrays: Arrays) -> Shape:
