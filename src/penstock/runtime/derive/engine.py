@@ -17,11 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from penstock.errors import UserError
 from penstock.model.json_order import Json
 from penstock.runtime.patches import Patches
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Document: TypeAlias = dict[str, Json]
 
@@ -103,6 +106,22 @@ class Processor(Protocol):
 
     def close(self) -> None:
         """Release what it holds, whether it has finished or not. Changes nothing."""
+        ...
+
+
+@runtime_checkable
+class BatchProcessor(Protocol):
+    """A processor that may take the documents of one transform as Arrow batches."""
+
+    @property
+    def takes_batches(self) -> bool:
+        """True if its code is written for batches."""
+        ...
+
+    def process_batches(
+        self, transform: int, batch: pyarrow.RecordBatch
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield what a batch publishes, in the columns of the derived collection."""
         ...
 
 

@@ -287,6 +287,10 @@ class PythonProcessor:
         wanted = getattr(self._derivation, "concurrency", None)
         return max(1, wanted) if wanted else 1 if self._engine.stateful else CONCURRENCY
 
+    @property
+    def takes_batches(self) -> bool:
+        return self._engine.batch
+
     def process_batches(
         self, transform: int, batch: pa.RecordBatch, at: int | None = None
     ) -> Iterator[pa.RecordBatch]:

@@ -37,6 +37,7 @@ from penstock.native.arrow import to_arrow, to_json
 from penstock.native.arrow_types import arrow_schema
 from penstock.native.spark_types import spark_schema
 from penstock.runtime.derive.engine import (
+    BatchProcessor,
     Document,
     LambdaFailed,
     Processor,
@@ -140,28 +141,54 @@ class _Mapper:
 
     def __call__(self, batches: Batches) -> Batches:
         context = ShardContext(shard=0, shards=1, state={}, files=self.files)
-        root = columns(compiled(self.target.schema).shape)
-        schema = arrow_schema(root)
         with _failures():
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                trail = _Trail([_Rows.of(batch, self.source)])
-                found: list[int] = []
-                documents: list[Document] = []
                 with contextlib.closing(self.engine.open(context)) as processor:
-                    for at, document in trail.published(processor):
-                        found.append(at)
-                        documents.append(document)
-                made = _columns(documents, root)
-                if not self.ordered:
-                    yield made
-                    continue
-                of = batch.column(ORDER).take(pa.array(found, pa.int64()))
-                at_each = pa.array(range(len(found)), pa.int64())
-                order = pa.StructArray.from_arrays([of, at_each], names=["of", "at"])
-                whole = pa.schema([*schema, pa.field(ORDER, order.type)])
-                yield pa.RecordBatch.from_arrays([*made.columns, order], schema=whole)
+                    if isinstance(processor, BatchProcessor) and processor.takes_batches:
+                        yield from self._of_batch(processor, batch)
+                    else:
+                        yield self._of_documents(processor, batch)
+
+    def _of_documents(
+        self, processor: Processor, batch: pyarrow.RecordBatch
+    ) -> pyarrow.RecordBatch:
+        schema = compiled(self.target.schema)
+        trail = _Trail([_Rows.of(batch, self.source)])
+        found: list[int] = []
+        documents: list[Document] = []
+        for at, document in trail.published(processor):
+            if not _is_valid(schema, document):
+                raise trail.located(_refused(self.target, schema, document), at)
+            found.append(at)
+            documents.append(document)
+        return self._ordered(_columns(documents, columns(schema.shape)), batch, found, 0)
+
+    def _of_batch(
+        self, processor: BatchProcessor, batch: pyarrow.RecordBatch
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Yield what a batch publishes as a whole: in order behind its last document."""
+        schema, last, made_before = arrow_schema(self.source.root), batch.num_rows - 1, 0
+        documents = batch.select(schema.names).cast(schema)
+        for made in processor.process_batches(self.source.transform, documents):
+            yield self._ordered(made, batch, [last] * made.num_rows, made_before)
+            made_before += made.num_rows
+
+    def _ordered(
+        self, made: pyarrow.RecordBatch, batch: pyarrow.RecordBatch, found: list[int], start: int
+    ) -> pyarrow.RecordBatch:
+        """Return documents with the order of those that published them, if it is wanted."""
+        if not self.ordered:
+            return made
+        of = batch.column(ORDER).take(pa.array(found, pa.int64()))
+        at_each = pa.array(range(start, start + len(found)), pa.int64())
+        order = pa.StructArray.from_arrays([of, at_each], names=["of", "at"])
+        whole = pa.schema([*made.schema, pa.field(ORDER, order.type)])
+        ordered: pyarrow.RecordBatch = pa.RecordBatch.from_arrays(
+            [*made.columns, order], schema=whole
+        )
+        return ordered
 
 
 # ------------------------------------------------------------------------------------- by shard
@@ -291,21 +318,13 @@ class _Output:
         documents = []
         for at, document in published:
             if not _is_valid(self._schema, document):
-                raise trail.located(self._refused(document), at)
+                raise trail.located(_refused(self._target, self._schema, document), at)
             documents.append(document)
         if self._hides:
             shape, salt = self._schema.shape, self._target.salt
             documents = [_hidden(redact(document, shape, salt)) for document in documents]
         self.docs += len(documents)
         return _columns(documents, self._root)
-
-    def _refused(self, document: Document) -> DocumentFailed:
-        return DocumentFailed(
-            f"a document published to {self._target.name} is refused: "
-            f"{_violations(self._schema, document)}",
-            why=f"it does not fit the collection's schema: {_shown(document)}",
-            fix="correct the code of the transform, or let the schema admit it",
-        )
 
 
 def _result(
@@ -429,6 +448,14 @@ class _Trail:
                 error.producer = Producer(int(rows.producer[at]))
                 error.clock = Clock(int(rows.clock[at]))
         return error
+
+
+def _refused(target: RowTarget, schema: CompiledSchema, document: Document) -> DocumentFailed:
+    return DocumentFailed(
+        f"a document published to {target.name} is refused: {_violations(schema, document)}",
+        why=f"it does not fit the collection's schema: {_shown(document)}",
+        fix="correct the code of the transform, or let the schema admit it",
+    )
 
 
 def _is_valid(schema: CompiledSchema, document: Document) -> bool:
