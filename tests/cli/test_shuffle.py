@@ -63,14 +63,14 @@ collections:
       shards: {count: 2}
 materializations:
   acme/views:
-    endpoint: {local: {command: [cat], config: {}}}
+    endpoint: {connector: {image: penstock/materialize-sqlite, config: {path: views.db}}}
     bindings:
       - {source: acme/returns, resource: {table: returns}}
       - {source: acme/empty, resource: {table: empty}, disable: true}
       - {source: acme/orders, resource: {table: orders}, priority: 1}
     shards: {count: 3}
   acme/idle:
-    endpoint: {local: {command: [cat], config: {}}}
+    endpoint: {connector: {image: penstock/materialize-sqlite, config: {path: views.db}}}
     bindings: [{source: acme/orders, resource: {table: orders}, disable: true}]
 """
 
