@@ -167,7 +167,7 @@ def test_aggregates_that_add_up_are_linear() -> None:
     assert not found.one_to_one
     assert found.ordered_text == text.replace("first\n", "first, max(`source`.`$ord`) as `$ord`\n")
     assert found.explain() == (
-        "native Spark SQL: acts on each document by itself (any number of rows), in any order"
+        "native Spark SQL: adds up the documents of a transaction, in any order"
     )
 
 
