@@ -319,8 +319,8 @@ def measure(bench: Bench, language: str, events: RawEvents, directory: Path) -> 
 def run(bench: Bench) -> Report:
     """Measure all languages."""
     outcomes = {}
-    small = bench.size(full=200_000, quick=20_000)
-    for language, size in {SPARK: 10 * small, SQLITE: small, PYTHON: small}.items():
+    small = bench.size(full=500_000, quick=50_000)
+    for language, size in {SPARK: 4 * small, SQLITE: small, PYTHON: small}.items():
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temp_dir:
             directory = Path(temp_dir)
             events = RawEvents(size, files=FILES)

@@ -1,4 +1,4 @@
-"""`--explain` says how each transform runs."""
+"""`penstock check --explain` says how each transform of a derivation runs."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ NATIVE = "native: runs as Spark SQL"
             ],
             [
                 "native Spark SQL: acts on each document by itself "
-                "(at most one row per document), in any order",
-                "native Spark SQL: adds up the documents of a transaction, in any order",
+                "(at most one row per document); order does not matter",
+                "native Spark SQL: adds up the documents of a transaction; order does not matter",
             ],
             id="Spark SQL",
         ),
@@ -92,3 +92,36 @@ def test_a_transform_is_explained(
     spec = catalog.collection("acme/derived")
     assert spec is not None
     assert [how for _, how in explain_collection(spec, catalog).derivation] == explained
+
+
+LISTED = """
+collections:
+  acme/in:
+    key: [/id]
+    schema: {type: object, required: [id], properties: {id: {type: integer}, tags: {type: array}}}
+  acme/out:
+    key: [/id]
+    schema: {type: object, required: [id], properties: {id: {type: integer}}}
+    derive:
+      using: {spark: {nonlinear: allow}}
+      transforms:
+        - {name: copy, source: acme/in, lambda: select id from source}
+        - {name: some, source: acme/in, lambda: select id from source limit 1}
+        - {name: off, source: acme/in, lambda: select id from source, disable: true}
+"""
+
+
+def test_a_line_for_each_transform(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.yaml"
+    path.write_text(LISTED)
+    catalog = load_catalog([path], environ=None)
+    found = catalog.collection("acme/out")
+    assert found is not None
+    lines = explain_collection(found, catalog).render().splitlines()
+    assert lines[lines.index("  derivation") :] == [
+        "  derivation",
+        "    copy  native Spark SQL: acts on each document by itself"
+        " (at most one row per document); order is kept",
+        "    some  native Spark SQL: sees the documents of one transaction together; order is kept",
+        "    off   disabled",
+    ]

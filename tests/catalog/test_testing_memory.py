@@ -427,6 +427,24 @@ def test_a_cycle_that_doubles_ends_as_well(tmp_path: Path, monkeypatch: pytest.M
     assert raised.value.why == "the test has made 501 documents"
 
 
+def test_combined_documents_are_as_far_as_the_furthest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.catalog.testing.memory.HOPS_MAX", 20)
+    monkeypatch.setattr("penstock.catalog.testing.memory.DOCUMENTS_MAX", 100)
+    catalog = built(tmp_path, EVENTS + derived("acme/ledger", *LEDGER))
+
+    def twice(document: Any, _: dict[str, Any]) -> Iterable[Document]:  # noqa: ANN401
+        yield {"id": document["id"]}
+        yield {"id": document["id"]}
+
+    here = world(catalog, tmp_path, {"acme/ledger": [copy, twice]})
+    here.ingest("acme/events", events("a"))
+    with pytest.raises(Endless) as raised:
+        here.settle()
+    assert raised.value.why == "a document came through 21 derivations, one after the other"
+
+
 def test_a_language_on_frames_is_asked_for_only_when_there_is_something_to_read(
     tmp_path: Path,
 ) -> None:
@@ -466,6 +484,13 @@ def test_derivations_come_after_those_they_read() -> None:
 )
 def test_writers_are_found_transitively(collection: str, writers: str) -> None:
     assert sorted(GRAPH.writers_of(collection)) == list(writers)
+
+
+@pytest.mark.parametrize("flag", ["delete: true", "reset: true"])
+def test_a_derivation_that_is_deleted_is_not_part_of_it(tmp_path: Path, flag: str) -> None:
+    text = EVENTS + derived("acme/copies", "name: copy, source: acme/events") + f"    {flag}\n"
+    found = Graph.of(built(tmp_path, text)).sources
+    assert found == ({} if "delete" in flag else {"acme/copies": {"acme/events"}})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,14 +292,25 @@ def test_shards_are_varied_only_where_documents_are_processed_one_by_one(tmp_pat
     ]
 
 
+def test_a_verify_step_waits_for_delayed_reads(tmp_path: Path) -> None:
+    """Of its own derivation, and of those before it; an ingest step does not."""
+    text = COUNTS.replace("name: count, ", "name: count, readDelay: 24h, ")
+    text = text.replace("name: sum, ", "name: sum, readDelay: 1h, ")
+    catalog = built(tmp_path, text)
+    engines: dict[str, list[Transform]] = {"acme/counts": [count], "acme/sums": [total]}
+    test = of_events("aab", "acme/counts", "acme/sums")
+    outcome = run_test(catalog, test, worlds(catalog, tmp_path, engines))
+    assert outcome.failure is None, "\n".join(outcome.failure.lines())
+
+
 # --- reports ---
 
 
 def outcomes(tmp_path: Path) -> list[Outcome]:
-    """One of each: passed, failed, and an error whose text XML cannot hold as it is."""
+    """One of each: passed, failed, and an error."""
 
     def refuse(document: Any, _: dict[str, Any]) -> Iterable[Document]:  # noqa: ANN401
-        yield {"id": "]]> & <b>\x00\x1b"}
+        yield {"id": f"not an integer, {document['id']}"}
 
     catalog = built(tmp_path, LEDGER)
     passed = run(catalog, "bank/tests/overdraft", tmp_path)
@@ -310,6 +322,9 @@ def outcomes(tmp_path: Path) -> list[Outcome]:
 
 def test_junit_is_xml_whatever_the_documents_hold(tmp_path: Path) -> None:
     some = outcomes(tmp_path)
+    assert some[2].failure is not None
+    step = replace(some[2].failure.step, description="a \x00 \x1b[1m \ud800 ]]> & <b> é")
+    some[2] = replace(some[2], failure=replace(some[2].failure, step=step))
     root = Xml.fromstring(as_junit(some))  # noqa: S314 - it is ours
     assert root.tag == "testsuites"
     (suite,) = root
@@ -331,7 +346,7 @@ def test_junit_is_xml_whatever_the_documents_hold(tmp_path: Path) -> None:
     ]
     (error,) = erred
     assert error.tag == "error"
-    assert '"]]> & <b>' in str(error.text)
+    assert "a \ufffd \ufffd[1m \ufffd ]]> & <b> é\n" in str(error.text)
     assert all(float(each.attrib["time"]) >= 0 for each in suite.iter() if "time" in each.attrib)
 
 

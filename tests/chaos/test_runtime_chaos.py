@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
+from chaos.process_tree import Tree, choose_seed, under_fire
 from penstock.testing.postgres import PostgresServer
 from runtime.forks import start
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, reduced, task
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 LONG = SECONDS > 0
 DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (4_000, 2, 50)
-CHUNKS = 100
-"""Number of appends while a process runs."""
-
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 3600 * LONG)]
 
 SOURCE = {"source": "acme/accounts", "resource": {"table": "accounts"}}
@@ -106,54 +103,7 @@ def apply(place: Place, endpoint: Endpoint) -> None:
     place.apply({"acme/accounts": ACCOUNTS}, {"acme/views": views})
 
 
-def choose_seed() -> int:
-    return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
-
-
 # ----------------------------------------------------------------------- kill -9 of a process tree
-
-
-class Tree:
-    """`penstock run` with its JVM and Python workers, as one session of processes."""
-
-    def __init__(self, place: Place, *options: str) -> None:
-        command: list[str | Path] = [
-            Path(sys.executable).parent / "penstock", "run", "--data", place.settings.data,
-            "--master", "local[2]", *options,
-        ]  # fmt: skip
-        self._log = (place.directory / "run.log").open("ab")
-        self._process = subprocess.Popen(
-            command, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self) -> int:
-        code = self._process.wait(timeout=600)
-        self._log.close()
-        return code
-
-    def kill(self) -> None:
-        """Kill all of them: any survivor could finish what the others began."""
-        while members := list(self._members()):
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            time.sleep(0.01)
-        self.wait()
-
-    def _members(self) -> Iterator[int]:
-        """Yield the session's processes. Python workers are in a process group of their own."""
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            with contextlib.suppress(OSError):
-                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(session) == self._process.pid and state != "Z":
-                    yield int(entry.name)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +112,6 @@ class Tree:
 def test_killing_the_process_tree_at_any_time_loses_and_doubles_nothing(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    seed = choose_seed()
-    rng = random.Random(seed)
     place = Place(tmp_path, None)  # type: ignore[arg-type]
     endpoint = (
         sqlite_endpoint(tmp_path)
@@ -171,53 +119,13 @@ def test_killing_the_process_tree_at_any_time_loses_and_doubles_nothing(
         else postgres_endpoint(request.getfixturevalue("postgres_url"))
     )
     apply(place, endpoint)
-    log = tmp_path / "run.log"
-    appended = kills = runs = 0
 
-    def append(count: int) -> None:
-        nonlocal appended
-        count = min(count, DOCUMENTS - appended)
-        if count > 0:
-            place.append({"acme/accounts": accounts(appended, count, keys=KEYS)})
-            appended += count
+    def append(start: int, count: int) -> None:
+        place.append({"acme/accounts": accounts(start, count, keys=KEYS)})
 
-    share = DOCUMENTS // (KILLS + 2)
-    append(share)
-    began = time.monotonic()
-    assert Tree(place).wait() == 0, log.read_text()
-    usual_s = time.monotonic() - began
-    while kills < KILLS:
-        append(share // 2)
-        log_bytes = log.stat().st_size
-        began = time.monotonic()
-        tree = Tree(place)
-        # Half of the kills mostly come before anything is committed; the others while transactions
-        # follow each other.
-        warm = bool(kills % 2)
-        until = began + rng.uniform(0.3, 0.95) * usual_s if not warm else None
-        chunks = CHUNKS
-        while tree.alive and (until is None or time.monotonic() < until):
-            if log.stat().st_size > log_bytes and until is None:
-                usual_s = time.monotonic() - began
-                until = time.monotonic() + rng.uniform(0, 1.5)
-            if warm and chunks and time.monotonic() - began > usual_s / 2:
-                append(share // 2 // CHUNKS)
-                chunks -= 1
-            time.sleep(0.02)
-        kills += tree.alive
-        runs += 1
-        tree.kill()
-    append(DOCUMENTS)
-    assert Tree(place).wait() == 0, log.read_text()
-    commits = log.read_text().count(": transaction ")
-    summary = (
-        f"seed {seed}: {kills} kills in {runs} runs of {usual_s:.1f} s, {commits} transactions "
-        f"seen, {appended} documents"
-    )
-    print(summary)  # noqa: T201
-    assert appended == DOCUMENTS
-    assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), summary
-    assert place.counted("acme/accounts") == DOCUMENTS, summary
+    fire = under_fire(place, append, documents=DOCUMENTS, kills=KILLS)
+    assert endpoint.rows() == reduced(accounts(0, DOCUMENTS, keys=KEYS)), fire
+    assert place.counted("acme/accounts") == DOCUMENTS, fire
 
 
 # ------------------------------------------------------- kills beside upkeep and edited catalogs

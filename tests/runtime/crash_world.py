@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import shutil
@@ -41,6 +40,7 @@ from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.materialize import transaction_jobs
 from penstock.runtime.ops import STATS
 from penstock.settings import Settings
+from runtime.forks import begin_anew
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,7 +232,7 @@ class Deployment:
         pid = os.fork()
         if pid:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        gc.freeze()  # what other tests have left behind is not for this process to destroy
+        begin_anew()
         code = 1
 
         def go() -> None:

@@ -13,10 +13,12 @@ import sqlite3
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import failpoints
+from penstock.journal import ownership
 from runtime.sessions import Place
 
 WAIT_S_MAX = 120.0
@@ -86,6 +88,12 @@ def _is_locked(database: Path) -> bool:
     return False
 
 
+def begin_anew() -> None:
+    """In a fork: let go of what belongs to the threads of its parent."""
+    gc.freeze()  # what other tests have left behind is not for this process to destroy
+    ownership._THREADS = ThreadPoolExecutor(2)  # type: ignore[misc]  # noqa: SLF001
+
+
 def start(
     place: Place,
     *,
@@ -100,7 +108,7 @@ def start(
     mark = place.directory / f"leader-{number}.mark"
     if pid := os.fork():
         return Leader(pid, said, mark)
-    gc.freeze()  # what other tests have left behind is not for this process to destroy
+    begin_anew()
 
     def hit(name: str) -> None:
         nonlocal freeze_at

@@ -433,7 +433,7 @@ collections:
           backfill: 3
           lambda: select $customer, $total;
         - {name: off, source: acme/orders, shuffle: any, disable: true, lambda: select $customer;}
-        - {name: byRegion, source: acme/orders, shuffle: {key: [/region]}, lambda: select $customer;}
+        - {name: byRegion, source: acme/orders, shuffle: {key: [/region]}, lambda: select $customer}
         - {name: spread, source: acme/orders, shuffle: any, lambda: select $customer;}
   acme/mapped:
     key: [/id]

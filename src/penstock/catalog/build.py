@@ -196,7 +196,11 @@ def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
         build_materialization(name, node, scope, environ)
         for name, node in scope.defined["materializations"].items()
     ]
-    tests = [build_test(name, node, scope) for name, node in scope.defined["tests"].items()]
+    tests = [
+        build_test(name, node, scope)
+        for name, node in scope.defined["tests"].items()
+        if not reading.flag(node, "delete")
+    ]
     return Catalog(
         collections=tuple(sorted(collections, key=lambda c: c.name)),
         captures=tuple(sorted((c for c in captures if c), key=lambda c: c.name)),

@@ -534,7 +534,22 @@ INGEST = KeyedMapping(
 VERIFY = KeyedMapping(
     "a verify step",
     {
-        "collection": _required("The collection, or {name, partitions}.", SOURCE),
+        "collection": _required(
+            "The collection, or {name, partitions}.",
+            Either(
+                "a collection name, or a mapping with name and partitions",
+                (
+                    NAME,
+                    KeyedMapping(
+                        "a collection",
+                        {
+                            "name": _required("The collection.", NAME),
+                            "partitions": Key("Which partitions to compare.", PARTITIONS),
+                        },
+                    ),
+                ),
+            ),
+        ),
         "documents": DOCUMENTS,
         "description": DESCRIPTION,
         "partitions": Key("Which partitions to compare.", PARTITIONS),

@@ -8,6 +8,9 @@ the frame over it is collected once more.
 A plan knows how long its files are. So slots have fixed sizes: between the rows and the footer of
 the Parquet file lies padding that no reader looks at.
 
+**A query with an exchange is planned each time.** Spark keeps what a stage has put into an exchange
+with the plan, and would answer from that instead of from the rows that are there by then.
+
 Nothing is lost with a slot: after a crash, queries are planned again. A slot has one session, which
 runs one query at a time; a task that outlives its job may read rows of a later one, but its answer
 goes nowhere.
@@ -15,7 +18,9 @@ goes nowhere.
 
 from __future__ import annotations
 
+import functools
 import io
+import re
 import shutil
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -40,6 +45,9 @@ SLOT_GROWTH: Final = 4
 QUERIES_MAX: Final = 16
 """Kept at a time; each is for a choice of bindings, of schemas and of sizes."""
 
+_EXCHANGE: Final = re.compile(r"(?<!Broadcast)\bExchange\b")
+"""An exchange in the text of a plan; one that broadcasts has constants only."""
+
 _FOOTER_END: Final = 8
 """Bytes behind the footer of a Parquet file: its length, and the name of the format."""
 
@@ -54,6 +62,8 @@ class Queries:
         self._spark = spark
         self._directory = directory
         self._known: dict[Hashable, _Query] = {}
+        self._once: list[_Query] = []
+        """Queries that are not run again, and that may still be running."""
         self._made = 0
 
     def frame(
@@ -73,6 +83,8 @@ class Queries:
         files = {binding: _parquet(some) for binding, some in rows.items()}
         sizes = {binding: slot_bytes(len(file)) for binding, file in files.items()}
         place = (key, tuple(sizes.items()))
+        while self._once:
+            self._once.pop().forget()
         query = self._known.pop(place, None)
         if query is None:
             query = self._query(files, sizes, schemas, combined)
@@ -80,7 +92,10 @@ class Queries:
                 self._known.pop(next(iter(self._known))).forget()
         else:
             query.put(files, sizes)
-        self._known[place] = query  # as the one that was used last
+        if query.repeatable:
+            self._known[place] = query  # as the one that was used last
+        else:
+            self._once.append(query)
         return query.frame
 
     def close(self) -> None:
@@ -115,6 +130,12 @@ class _Query:
 
     def __init__(self, slots: Mapping[int, Path]) -> None:
         self._slots = slots
+
+    @functools.cached_property
+    def repeatable(self) -> bool:
+        """True if every row is read again when the frame is collected again."""
+        plan: str = self.frame._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001
+        return _EXCHANGE.search(plan) is None
 
     def put(self, files: Mapping[int, bytes], sizes: Mapping[int, int]) -> None:
         """From now on the frame has these rows."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from penstock.batch import TaskRun, run_graph, tasks_to_run
+from penstock.catalog import desired
 from penstock.model.json_order import Json
 from penstock.runtime.derive.engine import (
     Document,
@@ -14,6 +17,9 @@ from penstock.runtime.derive.engine import (
     ShardContext,
     SourceRead,
 )
+from penstock.runtime.ops import STATS
+from penstock.runtime.session import World
+from runtime.sessions import Place
 
 
 @dataclass(frozen=True)
@@ -85,3 +91,28 @@ class SplittingAtWork:
 
     def close(self) -> None:
         pass
+
+
+def caught_up(
+    place: Place, *, world: Callable[[World], World] = lambda world: world
+) -> dict[str, TaskRun]:
+    """Run the whole graph of a place's catalog, as `penstock run` does."""
+
+    async def run() -> list[TaskRun]:
+        async with place.store() as store:
+            catalog = await desired.load(store)
+            return await run_graph(catalog, tasks_to_run(catalog), world(place.world(store)))
+
+    runs = {run.task: run for run in asyncio.run(run())}
+    assert [run.error for run in runs.values() if run.error is not None] == []
+    return runs
+
+
+def derived_inputs(place: Place, task: str) -> int:
+    """Documents that committed transactions of a derivation have read, by their statistics."""
+    return sum(
+        transform["input"]["docsTotal"]
+        for stats in place.read(STATS.name)
+        if stats["shard"]["name"] == task
+        for transform in stats["derive"]["transforms"].values()
+    )

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import UserError
 from penstock.runtime.derive.engine import LambdaFailed, SourceRead
 from penstock.runtime.patches import apply_patches
-from runtime.derive.python_catalogs import Task, engine, ints, opened
+from runtime.derive.python_catalogs import Task, engine, ints, opened, reads
 
 HEAD = "from patterns.stateful import IDerivation, Document, Request, Response, ConnectorState\n"
 
@@ -111,6 +111,49 @@ def test_sums_continue_over_transactions(code: str) -> None:
     ]
     assert task.transaction(ints(("a", 4))) == [{"Key": "a", "Count": 3, "Sum": 7}]
     assert set(task.state) == {"python"}
+
+
+@pytest.mark.parametrize(("merge", "want"), [(True, {"a": 1, "b": 2}), (False, {"b": 2})])
+def test_state_is_merged_or_replaced(merge: bool, want: dict[str, int]) -> None:
+    code = module(
+        f"""
+        class Derivation(IDerivation):
+            def __init__(self, open): self.updated = {{}}
+            def from_ints(self, read): self.updated[read.doc.Key] = read.doc.Int
+            def start_commit(self):
+                state = ConnectorState(updated=self.updated, merge_patch={merge})
+                return Response.StartedCommit(state=state)
+        """
+    )
+    task = Task(engine(code), {"other": 1})
+    task.transaction(ints(("a", 1)))
+    task.transaction(ints(("b", 2)))
+    assert task.state == {"other": 1, "python": {"state": want}}
+
+
+@pytest.mark.parametrize(
+    ("body", "stateful"),
+    [
+        ("def from_ints(self, read): return self.helper(read)", False),
+        ("def flush(self): return []", True),
+        ("def __init__(self, open): pass", True),
+        ("def from_ints(self, read): self.seen = 1", True),
+        ("def from_ints(this, read): this.keyed[1] = 1", True),
+        ("def from_ints(self, read):\n        global N\n        N = 1", True),
+    ],
+)
+def test_what_makes_a_class_stateful(body: str, stateful: bool) -> None:
+    assert engine(f"class Derivation(IDerivation):\n    {body}\n").stateful is stateful
+
+
+def test_members_keep_their_names_from_read_to_document() -> None:
+    source = {"type": "object", "properties": {"a-b": {"type": "integer"}}}
+    code = module(
+        "class Derivation(IDerivation):\n    def from_ints(self, read): return [read.doc]\n"
+    )
+    document = {"a-b": 1, "a_b": "another"}
+    assert Task(engine(code, source=source)).transaction(reads(document)) == [document]
+    assert Task(engine(code, source=source)).transaction(reads({"a_b": "x"})) == [{"a_b": "x"}]
 
 
 def test_a_transaction_that_is_not_committed_changes_nothing() -> None:

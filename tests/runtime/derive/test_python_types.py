@@ -77,6 +77,7 @@ NESTED = {
         "color": {"enum": ["red", "green", None]},
         "kind": {"const": "order"},
         "level": {"enum": [1, 2.5]},
+        "flag": {"enum": [False, 0, "0"]},
         "either": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "boolean"}}]},
         "by_name": {"type": "object", "additionalProperties": {"type": "integer"}},
         "pair": {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]},
@@ -96,7 +97,8 @@ NESTED = {
     "value",
     [
         {"id": 1},
-        {"id": 1.0, "address": None, "color": None},
+        {"id": 1.0, "address": None, "color": None, "flag": 0.0},
+        {"id": 1, "flag": False},
         {
             "id": 1,
             "address": {"city": "x", "zip-code": "1"},

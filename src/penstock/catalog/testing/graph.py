@@ -11,7 +11,9 @@ from penstock.model.spec import Catalog
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The derivations that run. Disabled ones, and disabled transforms, are not part of it."""
+    """The derivations that run: those that are disabled or deleted, and transforms that are
+    disabled, are not part of it.
+    """
 
     sources: Mapping[str, frozenset[str]]
     """The collections that a derived collection is computed from, by its name."""
@@ -26,7 +28,9 @@ class Graph:
                     if not each.disable
                 )
                 for spec in catalog.collections
-                if spec.derivation is not None and not spec.derivation.shards.disable
+                if spec.derivation is not None
+                and not spec.derivation.shards.disable
+                and not spec.delete
             }
         )
 

@@ -84,6 +84,7 @@ class _Models:
                 ),
                 __module__=self._module,
                 __qualname__=qualified,
+                __validators__=_validators(fields, shape),
                 **fields,
             )
         for title, model in nested.items():
@@ -119,6 +120,22 @@ class _Models:
         if shape.objects.patterns or additional is None or additional.impossible:
             return dict[str, Any]
         return dict[str, self._annotation(additional, title, around, nested)]  # type: ignore[misc]
+
+
+def _validators(fields: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    renamed = [name for name in fields if name not in shape.properties]
+    if shape.objects.closed or not renamed:
+        return {}
+
+    def unset(made: pydantic.BaseModel) -> pydantic.BaseModel:
+        """An unknown member `a_b` does not set `a-b`, whose attribute is `a_b` as well."""
+        extra = made.__pydantic_extra__ or {}
+        for name in renamed:
+            if name in extra and getattr(made, name) is None:
+                made.__pydantic_fields_set__.discard(name)
+        return made
+
+    return {"unset": pydantic.model_validator(mode="after")(unset)}
 
 
 def _items(arrays: Arrays) -> Shape:

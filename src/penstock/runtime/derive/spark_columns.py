@@ -307,17 +307,12 @@ def said(column: Column | None) -> str:
 
 def cast_hint(column: Column | None) -> str | None:
     """Return what to write for a value of another type."""
-    kind = None if column is None else column.kind
-    word = (
-        {
-            Kind.BOOLEAN: "boolean",
-            Kind.LONG: "bigint",
-            Kind.DOUBLE: "double",
-            Kind.STRING: "string",
-        }.get(kind)
-        if kind
-        else None
-    )
-    if column is not None and column.kind is Kind.DECIMAL:
-        word = f"decimal({column.precision},{column.scale})"
-    return f"cast(… as {word})" if word else None
+    if column is None:
+        return None
+    if column.kind is Kind.DECIMAL:
+        return f"cast(… as decimal({column.precision},{column.scale}))"
+    words = {Kind.BOOLEAN: "boolean", Kind.LONG: "bigint", Kind.DOUBLE: "double"}
+    texts = {"date": "date", "date-time": "timestamp"}
+    if column.kind is Kind.STRING:
+        return f"cast(… as {texts.get(column.logical or '', 'string')})"
+    return f"cast(… as {words[column.kind]})" if column.kind in words else None

@@ -213,7 +213,11 @@ def _decimal(value: str, kind: t.DecimalType) -> str:
 
 
 def _double(value: str) -> str:
-    """A number as Python writes it: Java's notation begins elsewhere, and its exponents differ."""
+    """A number as Python writes it: Java's notation begins elsewhere, and its exponents differ.
+
+    Java before version 19 does not always find the shortest digits. They are the same number to
+    whoever reads them.
+    """
     whole = f"{value} = rint({value})"
     plain = f"regexp_replace(CAST(CAST({value} AS DECIMAL(38, 21)) AS STRING), '0+$', '')"
     mantissa = f"regexp_replace(CAST({value} AS STRING), '[.]0E', 'E')"

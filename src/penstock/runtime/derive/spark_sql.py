@@ -85,8 +85,8 @@ class SparkLambda:
             how = f"acts on each document by itself ({rows})"
         else:
             how = "sees the documents of one transaction together"
-        order = "in their order" if self.order_matters else "in any order"
-        return f"native Spark SQL: {how}, {order}"
+        order = "order is kept" if self.order_matters else "order does not matter"
+        return f"native Spark SQL: {how}; {order}"
 
 
 def check_views(views: Mapping[str, str]) -> dict[str, list[Mistake]]:
@@ -251,8 +251,6 @@ def _order_matters(result: Result, target: CollectionSpec) -> bool:
         if output.hidden:
             return True  # other members, of which the last one wins
         location = output_location(output.name, target)
-        if location in target.key:
-            continue
         concerned = [
             node
             for at, node in nodes.items()

@@ -281,11 +281,16 @@ class DeriveJobs:
         from penstock.native.collect import collect_batches
         from penstock.runtime.spark_tasks import job_errors
 
+        def placed(frames: Mapping[int, DataFrame]) -> Mapping[int, DataFrame]:
+            # In one partition before the lambda, whose own aggregates then need no exchange.
+            return {at: frame.coalesce(1) if few else frame for at, frame in frames.items()}
+
         def published() -> DataFrame:
-            return self._published(opened, deliveries, _frames(readings))
+            return self._published(opened, deliveries, placed(_frames(readings)))
 
         def documents(frames: Mapping[int, DataFrame]) -> DataFrame:
-            return opened.publishing.documents(self._published(opened, deliveries, frames), few=few)
+            united = self._published(opened, deliveries, placed(frames))
+            return opened.publishing.documents(united, few=few)
 
         rows = {at: reading.at_hand() for at, reading in readings.items()}
         known = {at: some for at, some in rows.items() if some is not None}
@@ -293,7 +298,7 @@ class DeriveJobs:
             frame = opened.publishing.documents(published(), few=few)
         else:
             schemas = {at: reading.schema for at, reading in readings.items()}
-            key = tuple(self._shape_of(at, some) for at, some in deliveries.items())
+            key = tuple(self._shape_of(at, some, readings[at]) for at, some in deliveries.items())
             frame = opened.queries.frame(known, schemas, documents, key=key)
         with (
             opened.errors(),
@@ -303,11 +308,15 @@ class DeriveJobs:
         ):
             return [batch for batch in batches if batch.num_rows]
 
-    def _shape_of(self, at: int, deliveries: Sequence[Delivery]) -> Hashable:
-        """Return what the query over a binding's documents depends on, beside their schema."""
+    def _shape_of(self, at: int, deliveries: Sequence[Delivery], reading: Reading) -> Hashable:
+        """Return all that the query over a binding's documents depends on, their columns too.
+
+        Rows may be leveled because of other bindings, and then not be out of order by themselves.
+        """
         binding = self._bindings[at]
         order = arranged(deliveries, delay=binding.read_delay).order
-        return at, refusals.are_foreign(binding, deliveries), order
+        foreign = refusals.are_foreign(binding, deliveries)
+        return at, foreign, order, reading.columns, reading.leveled
 
     def _published(
         self, opened: _Opened, deliveries: Deliveries, frames: Mapping[int, DataFrame]

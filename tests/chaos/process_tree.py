@@ -1,0 +1,135 @@
+"""`penstock run` as processes that are killed, whatever they do, and all of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.sessions import Place
+
+CHUNKS = 100
+"""Number of appends while a process runs."""
+
+
+def choose_seed() -> int:
+    return int(os.environ.get("PENSTOCK_CHAOS_SEED", random.SystemRandom().randrange(2**31)))
+
+
+class Tree:
+    """`penstock run` with its JVM and Python workers, as one session of processes."""
+
+    def __init__(self, place: Place, *options: str) -> None:
+        command: list[str | Path] = [
+            Path(sys.executable).parent / "penstock", "run", "--data", place.settings.data,
+            "--master", "local[2]", *options,
+        ]  # fmt: skip
+        self._log = (place.directory / "run.log").open("ab")
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        code = self._process.wait(timeout=600)
+        self._log.close()
+        return code
+
+    def kill(self) -> None:
+        """Kill all of them: any survivor could finish what the others began."""
+        while members := list(self._members()):
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            time.sleep(0.01)
+        self.wait()
+
+    def _members(self) -> Iterator[int]:
+        """Yield the session's processes. Python workers are in a process group of their own."""
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._process.pid and state != "Z":
+                    yield int(entry.name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fire:
+    """What a deployment went through."""
+
+    seed: int
+    kills: int = 0
+    runs: int = 0
+    appended: int = 0
+    usual_s: float = 0.0
+    transactions: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}: {self.kills} kills in {self.runs} runs of {self.usual_s:.1f} s, "
+            f"{self.transactions} transactions seen, {self.appended} documents"
+        )
+
+
+def under_fire(
+    place: Place, append: Callable[[int, int], None], *, documents: int, kills: int
+) -> Fire:
+    """Append this many documents, in parts, and kill `penstock run` again and again meanwhile.
+
+    Then it runs until all is done. `append` is given the first document, and how many.
+    """
+    fire = Fire(seed=choose_seed())
+    rng = random.Random(fire.seed)
+    log = place.directory / "run.log"
+
+    def append_some(count: int) -> None:
+        count = min(count, documents - fire.appended)
+        if count > 0:
+            append(fire.appended, count)
+            fire.appended += count
+
+    share = documents // (kills + 2)
+    append_some(share)
+    began = time.monotonic()
+    assert Tree(place).wait() == 0, log.read_text()
+    fire.usual_s = time.monotonic() - began
+    while fire.kills < kills:
+        append_some(share // 2)
+        log_bytes = log.stat().st_size
+        began = time.monotonic()
+        tree = Tree(place)
+        # Half of the kills mostly come before anything is committed; the others while transactions
+        # follow each other.
+        warm = bool(fire.kills % 2)
+        until = began + rng.uniform(0.3, 0.95) * fire.usual_s if not warm else None
+        chunks = CHUNKS
+        while tree.alive and (until is None or time.monotonic() < until):
+            if log.stat().st_size > log_bytes and until is None:
+                fire.usual_s = time.monotonic() - began
+                until = time.monotonic() + rng.uniform(0, 1.5)
+            if warm and chunks and time.monotonic() - began > fire.usual_s / 2:
+                append_some(share // 2 // CHUNKS)
+                chunks -= 1
+            time.sleep(0.02)
+        fire.kills += tree.alive
+        fire.runs += 1
+        tree.kill()
+    append_some(documents)
+    assert Tree(place).wait() == 0, log.read_text()
+    assert fire.appended == documents
+    fire.transactions = log.read_text().count(": transaction ")
+    print(fire)  # noqa: T201
+    return fire
