@@ -84,11 +84,12 @@ def world(
     *,
     split: Split = ALL_AT_ONCE,
     shards: int = 1,
+    stateful: bool = True,
 ) -> MemoryWorld:
     """A world whose derivations are these functions."""
 
     def engine(_: Catalog, spec: CollectionSpec) -> SmallEngine:
-        return SmallEngine(engines[spec.name])
+        return SmallEngine(engines[spec.name], stateful=stateful)
 
     return MemoryWorld(
         catalog, directory=directory, start=START, split=split, shards=shards, engines=engine
@@ -96,9 +97,18 @@ def world(
 
 
 def worlds(
-    catalog: Catalog, directory: Path, engines: Mapping[str, list[Transform]]
+    catalog: Catalog,
+    directory: Path,
+    engines: Mapping[str, list[Transform]],
+    *,
+    stateful: bool = True,
 ) -> Callable[[Variant], MemoryWorld]:
     """New worlds of this kind, for the runs of a test."""
     return lambda variant: world(
-        catalog, directory, engines, split=variant.split, shards=variant.shards
+        catalog,
+        directory,
+        engines,
+        split=variant.split,
+        shards=variant.shards,
+        stateful=stateful,
     )

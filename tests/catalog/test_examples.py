@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.catalog.build import build_catalog
-from penstock.catalog.testing.memory import FrameDerivers, MemoryWorld
+from penstock.catalog.testing.memory import FrameDerivations, MemoryWorld
 from penstock.catalog.testing.run import Variant, run_test, variants
 from penstock.connectors.builtin import BUILTIN
 from penstock.model.clock import Clock, from_rfc3339
@@ -38,7 +38,7 @@ def needs_spark(path: Path) -> bool:
 
 
 def worlds(
-    catalog: Catalog, directory: Path, frames: FrameDerivers | None = None
+    catalog: Catalog, directory: Path, frames: FrameDerivations | None = None
 ) -> Callable[[Variant], MemoryWorld]:
     return lambda variant: MemoryWorld(
         catalog,
@@ -79,10 +79,10 @@ def test_an_example_passes_its_tests_however_it_is_shaken(name: str, tmp_path: P
 def test_an_example_in_spark_sql_passes_its_tests(
     name: str, tmp_path: Path, spark: SparkSession
 ) -> None:
-    from penstock.catalog.testing.spark_frames import FrameDeriver
+    from penstock.catalog.testing.spark_frames import FrameDerivation
 
     catalog = checked(CATALOGS[name])
-    frames: FrameDerivers = lambda catalog, spec: FrameDeriver(catalog, spec, lambda: spark)  # noqa: E731
+    frames: FrameDerivations = lambda catalog, spec: FrameDerivation(catalog, spec, lambda: spark)  # noqa: E731
     pass_and_hold(catalog, worlds(catalog, tmp_path, frames))
 
 

@@ -233,7 +233,8 @@ def test_splits_do_not_show_where_reductions_are_associative(
     ways = data.draw(st.lists(st.sampled_from(variants(counts)), max_size=3, unique=True))
     engines: dict[str, list[Transform]] = {"acme/counts": [count], "acme/sums": [total]}
     test = of_events(kinds, "acme/counts", "acme/sums")
-    outcome = run_test(counts, test, worlds(counts, tmp_path, engines), shake=ways)
+    run_in = worlds(counts, tmp_path, engines, stateful=False)
+    outcome = run_test(counts, test, run_in, shake=ways)
     assert outcome.failure is None, "\n".join(outcome.failure.lines())
 
 
@@ -278,6 +279,66 @@ def test_state_beyond_the_shuffle_key_is_found_by_shaking(tmp_path: Path) -> Non
     assert outcome.failure is not None
     assert outcome.failure.variant.shards == 2
     assert outcome.failure.variant.split.largest is None
+
+
+LAST = """
+collections:
+  acme/events:
+    key: [/id]
+    schema: {type: object, required: [id], properties: {id: {type: integer}, of: {type: string}}}
+  acme/counts:
+    key: [KEY]
+    schema:
+      type: object
+      required: [of, id]
+      properties: {of: {type: string}, id: {type: integer}}
+    derive:
+      using: {sqlite: {}}
+      transforms:
+        - {name: copy, source: acme/events, lambda: select 1 as json}
+  acme/sums:
+    key: [/all]
+    schema:
+      type: object
+      required: [all]
+      reduce: {strategy: merge}
+      properties:
+        all: {type: boolean}
+        ids: {type: array, items: {type: integer}, reduce: {strategy: append}}
+    derive:
+      using: {sqlite: {}}
+      transforms:
+        - {name: list, source: acme/counts, lambda: select 1 as json}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "stateful", "verified", "found"),
+    [
+        pytest.param("/of", True, "acme/counts", True, id="a key from several shards"),
+        pytest.param("/of", False, "acme/counts", False, id="a key, without state"),
+        pytest.param("/id", True, "acme/sums", True, id="keys of several shards"),
+        pytest.param("/id", False, "acme/sums", True, id="several keys, without state"),
+    ],
+)
+def test_an_order_that_no_deployment_keeps_is_found_by_shaking(
+    tmp_path: Path, key: str, verified: str, *, stateful: bool, found: bool
+) -> None:
+    """Shards publish at the same time. Without state, documents of one key keep their order."""
+
+    def copy(document: Any, _: dict[str, Any]) -> Iterable[Document]:  # noqa: ANN401
+        yield {"of": document["of"], "id": -document["id"]}
+
+    def listed(document: Any, _: dict[str, Any]) -> Iterable[Document]:  # noqa: ANN401
+        yield {"all": True, "ids": [document["id"]]}
+
+    catalog = built(tmp_path, LAST.replace("KEY", key))
+    engines: dict[str, list[Transform]] = {"acme/counts": [copy], "acme/sums": [listed]}
+    run_in = worlds(catalog, tmp_path, engines, stateful=stateful)
+    test = of_events("aaaaaa", verified)
+    outcome = run_test(catalog, test, run_in, shake=variants(catalog))
+    assert (outcome.failure is not None) == found
+    assert outcome.failure is None or outcome.failure.variant.shards > 1
 
 
 def test_shards_are_varied_only_where_documents_are_processed_one_by_one(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from penstock.model.schema import compiled
 from penstock.model.spec import Catalog, CollectionSpec, DerivationSpec, Transform
 from penstock.native.plan import compile_reduction
 from penstock.runtime.derive.spark_sql import judge_lambda
+from penstock.runtime.derive.sqlite_native import NativeLambda, WhyNot, compile_to_spark
 
 _REST = "(other members)"
+_STATEFUL = WhyNot(reason="it keeps tables")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +75,42 @@ def explain_collection(spec: CollectionSpec, catalog: Catalog) -> Explanation:
 
 def _transforms(spec: CollectionSpec, catalog: Catalog) -> Iterator[tuple[str, str]]:
     derivation = spec.derivation
-    for transform in derivation.transforms if derivation else ():
+    if derivation is None:
+        return
+    twins = _twins(spec, derivation, catalog)
+    for transform in derivation.transforms:
         source = catalog.collection(transform.source.collection)
-        if derivation is not None and source is not None:
-            yield transform.name, explain_transform(transform, derivation, source, spec)
+        if transform.disable:
+            yield transform.name, "disabled"
+        elif derivation.using == "spark" and source is not None:
+            yield transform.name, _explain_spark(transform, derivation, source, spec)
+        elif transform.name in twins:
+            yield transform.name, twins[transform.name].explain()
+        else:
+            yield transform.name, f"document by document, in {derivation.using}"
 
 
-def explain_transform(
-    transform: Transform, derivation: DerivationSpec, source: CollectionSpec, target: CollectionSpec
-) -> str:
-    """Return one sentence about how a transform runs; each language has its own."""
-    if transform.disable:
-        return "disabled"
-    match derivation.using:
-        case "spark":
-            return _explain_spark(transform, derivation, source, target)
-        case other:
-            return f"document by document, in {other}"
+def _twins(
+    spec: CollectionSpec, derivation: DerivationSpec, catalog: Catalog
+) -> dict[str, NativeLambda | WhyNot]:
+    """Return the twins in Spark SQL of SQLite lambdas, by transform. They run if all have one."""
+    if derivation.using != "sqlite":
+        return {}
+    if derivation.migrations:
+        return {each.name: _STATEFUL for each in derivation.transforms}
+    twins = {
+        transform.name: compile_to_spark(transform.code or "", source, spec)
+        for transform in derivation.transforms
+        if not transform.disable
+        and (source := catalog.collection(transform.source.collection)) is not None
+    }
+    without = next((name for name, twin in twins.items() if isinstance(twin, WhyNot)), None)
+    if without is None:
+        return twins
+    beside = WhyNot(reason=f"it has a twin in Spark, but {without} has none")
+    return {
+        name: beside if isinstance(twin, NativeLambda) else twin for name, twin in twins.items()
+    }
 
 
 def _explain_spark(

@@ -48,8 +48,7 @@ def test_aggregates_that_add_up_are_linear() -> None:
     assert not found.one_to_one
     assert found.ordered_text == text.replace("first\n", "first, max(`source`.`$ord`) as `$ord`\n")
     assert found.explain() == (
-        "native Spark SQL: acts on each document by itself (any number of rows); "
-        "order does not matter"
+        "native Spark SQL: adds up the documents of a transaction; order does not matter"
     )
 
 

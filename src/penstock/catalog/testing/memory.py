@@ -171,7 +171,7 @@ class MemoryWorld:
             self._states.append(Path(tempfile.mkdtemp(prefix="state-", dir=self._directory)))
             files = DirectoryFiles(self._states[-1])
             shards = 1 if needs_one_shard(spec, engine) else self._shards
-            return RowDerivation(engine, shards=shards, files=files)
+            return RowDerivation(engine, self._contents[spec.name], shards=shards, files=files)
         if self._frames is None:
             raise UserError(
                 f"{spec.name} needs Spark, which this test runs without",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from penstock.catalog.testing.contents import Contents, Stored
-from penstock.model.json_order import Json, canonical_json
+from penstock.model.json_order import Json, canonical_json, sort_key
 from penstock.model.keys import KeyValue, key_hash, pack
 from penstock.model.routing import shard_of
 from penstock.runtime.derive.engine import (
@@ -82,10 +83,17 @@ class DirectoryFiles:
 
 
 class RowDerivation:
-    """A derivation whose code works on documents: routed to shards by key, processed in order."""
+    """A derivation whose code works on documents: routed to shards by key, processed in order.
 
-    def __init__(self, engine: RowEngine, *, shards: int, files: DirectoryFiles) -> None:
+    With several shards, documents are published in an order that a deployment may give them. Code
+    that keeps state publishes shard by shard. Other code keeps the order of each key, and no other.
+    """
+
+    def __init__(
+        self, engine: RowEngine, target: Contents, *, shards: int, files: DirectoryFiles
+    ) -> None:
         self._engine = engine
+        self._target = target
         self._shards = shards
         self._files = files
         self._state: Json = {}
@@ -95,7 +103,6 @@ class RowDerivation:
         for position, read in enumerate(reads):
             by_shard.setdefault(self._shard_of(read), []).append(position)
         published: list[Output] = []
-        last: list[Output] = []
         patches: Patches = ()
         for shard, positions in sorted(by_shard.items()):
             context = ShardContext(
@@ -112,11 +119,16 @@ class RowDerivation:
                     processor.close()
             except LambdaFailed as failed:
                 raise _explained(failed, some) from failed
-            last += ((None, document) for document in finished.documents)
+            published += ((None, document) for document in finished.documents)
             patches += tuple(finished.patches)
         self._state = apply_patches(self._state, patches)
-        published.sort(key=_position)  # stable: what one document publishes stays in order
-        return published + last
+        if self._shards > 1 and not self._engine.stateful:
+            published.sort(key=_position)  # stable: what one document publishes stays in order
+            published.sort(key=self._key)
+        return published
+
+    def _key(self, output: Output) -> tuple[object, ...]:
+        return tuple(map(sort_key, self._target.key_of(output[1])))
 
     def _shard_of(self, read: Read) -> int:
         if self._shards == 1:
@@ -135,7 +147,7 @@ def _process(processor: Processor, reads: Sequence[Read]) -> list[tuple[int, Doc
 
 
 def _position(output: Output) -> int:
-    return -1 if output[0] is None else output[0]
+    return sys.maxsize if output[0] is None else output[0]
 
 
 def _explained(failed: LambdaFailed, reads: Sequence[Read]) -> LambdaFailed:

@@ -69,6 +69,8 @@ class SparkLambda:
     """What the target reduces of this lambda's documents depends on their order."""
     one_to_one: bool
     """A document never becomes several rows."""
+    grouped: bool
+    """It adds up documents of one transaction."""
     linear: bool
     """Each document is processed by itself, however documents are put into transactions."""
     outputs: tuple[OutputColumn, ...] | None
@@ -76,7 +78,9 @@ class SparkLambda:
 
     def explain(self) -> str:
         """One sentence, for people."""
-        if self.linear:
+        if self.linear and self.grouped:
+            how = "adds up the documents of a transaction"
+        elif self.linear:
             rows = "at most one row per document" if self.one_to_one else "any number of rows"
             how = f"acts on each document by itself ({rows})"
         else:
@@ -157,6 +161,7 @@ def judge_lambda(
         whole=judge.whole,
         order_matters=matters,
         one_to_one=result.one_to_one,
+        grouped=result.grouped,
         linear=judge.linear,
         outputs=_output_columns(result, target),
     )
