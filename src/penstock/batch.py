@@ -90,7 +90,10 @@ class StopHandle:
     stopping: bool = False
 
     def add(self, control: Control) -> None:
+        """Let it be stopped, too: at once, if a stop was asked for before it began."""
         self._controls.append(control)
+        if self.stopping:
+            control.stop()
 
     def stop(self) -> None:
         """End each at its next transaction boundary; asked for once more, at once."""
