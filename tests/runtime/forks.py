@@ -91,7 +91,7 @@ def _is_locked(database: Path) -> bool:
 def begin_anew() -> None:
     """In a fork: let go of what belongs to the threads of its parent."""
     gc.freeze()  # what other tests have left behind is not for this process to destroy
-    ownership._THREADS = ThreadPoolExecutor(2)  # type: ignore[misc]  # noqa: SLF001
+    ownership._THREADS = ThreadPoolExecutor(2)  # type: ignore[misc]
 
 
 def start(
