@@ -90,7 +90,10 @@ class StopHandle:
     stopping: bool = False
 
     def add(self, control: Control) -> None:
+        """Let it be stopped, too: at once, if a stop was asked for before it began."""
         self._controls.append(control)
+        if self.stopping:
+            control.stop()
 
     def stop(self) -> None:
         """End each at its next transaction boundary; asked for once more, at once."""
@@ -181,12 +184,16 @@ async def run_graph(
     async def run_stage(stage: Stage) -> None:
         await asyncio.gather(*(running[up] for up in stage.after))
         revision = await current_revision(store) if stage.after else first
+        first_round = True
         while True:
             before = sum(runs[at].documents for at in stage.tasks)
             await asyncio.gather(*(once(at, revision) for at in stage.tasks))
-            done = not stage.circular or sum(runs[at].documents for at in stage.tasks) == before
+            idle = sum(runs[at].documents for at in stage.tasks) == before
+            # Before it reads anything, a first round shows what was committed before a crash.
+            done = not stage.circular or (idle and not first_round)
             if done or any(runs[at].error or runs[at].stopped for at in stage.tasks):
                 return
+            first_round = False
             revision = await current_revision(store)
 
     running: list[asyncio.Task[None]] = []

@@ -253,8 +253,7 @@ def _native_steps(
     if within is not None:
         steps.append(_grouping_elements(aggregates, scratch, within, key_text, full=full))
     else:
-        made = aggregates.all
-        steps.append(lambda rows: rows.groupBy(*groups).agg(*made))
+        steps.append(_grouping(groups, aggregates.all))
     steps += (_adding(name, folded) for name, folded in aggregates.folds)
     flag = deleted if full else f.lit(0)
     steps.append(_selecting([*fields, flag.alias(flag_column(plan, full=full))]))
@@ -263,6 +262,13 @@ def _native_steps(
 
 def _adding(name: str, value: Column) -> _Step:
     return lambda rows: rows.withColumn(name, value)
+
+
+def _grouping(groups: Sequence[Column], made: Sequence[Column]) -> _Step:
+    """Aggregate the rows of each group; there may be nothing in a document but its key."""
+    if not made:
+        return lambda rows: rows.select(*groups).distinct()
+    return lambda rows: rows.groupBy(*groups).agg(*made)
 
 
 def _grouping_elements(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.batch import StopHandle, TaskRun, run_graph, tasks_to_run
+from penstock.catalog import desired
 from penstock.journal.publisher import Publisher, PublisherOptions
 from penstock.journal.transaction import BatchLimits
 from penstock.model.clock import Clock, duration
 from penstock.runtime import session
+from penstock.runtime.control import TransactionSummary
 from penstock.runtime.derive import transaction_jobs
 from penstock.runtime.session import World
 from runtime.crash_world import CRASHED
@@ -126,7 +130,7 @@ def test_a_transaction_whose_acks_are_half_written_is_read_whole(
 ) -> None:
     """Its leader dies between two revisions of ACKs; readers wait for the next leader."""
     options = PublisherOptions(limits=BatchLimits(journals=1))
-    monkeypatch.setattr(session, "Publisher", functools.partial(Publisher, options=options))
+    monkeypatch.setattr(session, "Publisher", partial(Publisher, options=options))
     place, pipeline = Place(tmp_path, spark), Pipeline(tmp_path, spark, ())
     place.apply(LEDGER, {})
     place.append({"acme/entries": entries(0, 10)})
@@ -223,3 +227,34 @@ def test_a_derivation_that_reads_itself_runs_until_nothing_is_new_also_after_a_c
         done[doc["id"]] += doc["count"]
     assert done == {doc["id"]: doc["n"] + 1 for doc in docs}
     assert [run.transactions for run in caught_up(place).values()] == [0, 0]
+
+
+# ------------------------------------------------------------------------------------------- stops
+
+
+def test_a_stop_is_also_for_tasks_that_have_not_begun(tmp_path: Path, spark: SparkSession) -> None:
+    """They wait for others, whose output they read."""
+    place = Place(tmp_path, spark)
+    place.apply(LEDGER, {})
+    place.append({"acme/entries": entries(0, 10)})
+    stop = StopHandle()
+
+    async def run() -> list[TaskRun]:
+        async with place.store() as store:
+            catalog = await desired.load(store)
+            tasks, world = tasks_to_run(catalog), place.world(store)
+            stopping = partial(_stopped_by, stop)
+            return await run_graph(catalog, tasks, world, stop=stop, on_progress=stopping)
+
+    runs = {run.task: run for run in asyncio.run(run())}
+    assert {name: (run.transactions, run.stopped) for name, run in runs.items()} == {
+        "acme/sides": (1, True),
+        "acme/totals": (0, True),
+        "acme/credits": (0, True),
+    }
+    caught_up(place)
+    check_ledger(place, entries(0, 10))
+
+
+def _stopped_by(stop: StopHandle, run: TaskRun, summary: TransactionSummary) -> None:
+    stop.stop()
