@@ -240,7 +240,7 @@ def oracle(parts: Iterable[RawEvents]) -> list[Row]:
     """Return the expected table when these events and all customers are in it."""
     parts = list(parts)
     events, amount, eu = (
-        sum((part.sums[name] for part in parts), np.int64(0)) for name in ("events", "amount", "eu")
+        np.sum([part.sums[name] for part in parts], axis=0) for name in ("events", "amount", "eu")
     )
     largest = np.max([part.sums["largest"] for part in parts], axis=0)
     tiers: dict[int, str] = dict(
