@@ -92,29 +92,24 @@ PYTHON = """
       using:
         python:
           module: |
-            from acme.balances import Document, IDerivation, Request, Response
+            from acme.balances import Document, IDerivation
 
             class Derivation(IDerivation):
-                def __init__(self, open: Request.Open):
-                    super().__init__(open)
-                    self.count = open.state.get("count", 0)
+                def credits(self, read):
+                    return [self.moved(read.doc, read.doc.recipient, read.doc.amount)]
 
-                async def from_transfers(self, read):
-                    doc = read.doc
-                    self.count += 1
-                    yield Document(account=doc.recipient, amount=doc.amount, count=1, last=doc.id)
-                    yield Document(account=doc.sender, amount=-doc.amount, count=1, last=doc.id)
+                def debits(self, read):
+                    return [self.moved(read.doc, read.doc.sender, -read.doc.amount)]
 
-                def start_commit(self, start_commit):
-                    return Response.StartedCommit(
-                        state=Response.StartedCommit.State(
-                            updated={"count": self.count}, merge_patch=True
-                        )
+                def moved(self, doc, account, amount):
+                    seen = self.keyed.setdefault(account, {"n": 0})
+                    seen["n"] += 1
+                    return Document(
+                        account=account, amount=amount, count=1, last=doc.id, seen=seen["n"]
                     )
       transforms:
-        - name: fromTransfers
-          source: acme/transfers
-          shuffle: any
+        - {name: credits, source: acme/transfers, shuffle: {key: [/recipient]}}
+        - {name: debits, source: acme/transfers, shuffle: {key: [/sender]}}
 """
 
 LANGUAGES = {"spark": SPARK, "sqlite": SQLITE, "python": PYTHON}

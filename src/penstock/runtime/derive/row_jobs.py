@@ -232,7 +232,7 @@ def sharded(
 
     Without `staging`, however many documents there are come back.
     """
-    worker = _Worker(engine, sources, target, staging, state, files, shards)
+    worker = _Worker(engine, sources, target, staging, state, files, shards, INLINE_BYTES)
     with job_errors():
         rows = map_rows(routed, worker, _RESULT).toArrow().to_pylist()
     return [
@@ -260,6 +260,7 @@ class _Worker:
     state: Json
     files: StateFiles
     shards: int
+    inline_bytes: int
 
     def __call__(self, batches: Batches) -> Batches:
         shard, _ = shard_of_task(self.shards)
@@ -286,7 +287,7 @@ class _Worker:
         for batch in made:
             first.append(batch)
             size += batch.nbytes
-            if size > INLINE_BYTES and self.staging is not None:
+            if size > self.inline_bytes and self.staging is not None:
                 return [], stage_fragments(self.staging, itertools.chain(first, made))
         return first, None
 
