@@ -34,7 +34,7 @@ VALUES: Document = {
     "properties": {"k": {"type": "integer"}, "v": {"type": "string"}},
 }
 ONE = {"key": ["/k"], "schema": VALUES}
-USING = {"spark": {"spark": {}}, "sqlite": {"sqlite": {}}}
+USING: Document = {"spark": {"spark": {}}, "sqlite": {"sqlite": {}}}
 LAMBDAS = {"spark": "select k, upper(v) as v from source", "sqlite": "select $k, lower($v) as v"}
 
 
