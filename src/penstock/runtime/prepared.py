@@ -5,6 +5,10 @@ that is collected again keeps its plan, and its tasks read their files as they a
 rows of a small transaction are put into a file that has the same name each time, its **slot**, and
 the frame over it is collected once more.
 
+A plan must hold nothing of what it was run on before. But Spark keeps what an exchange, a broadcast
+or a subquery of a plan has made, and would answer with the rows of an earlier transaction. So a
+query whose plan has one of these is planned every time.
+
 A plan knows how long its files are. So slots have fixed sizes: between the rows and the footer of
 the Parquet file lies padding that no reader looks at.
 
@@ -40,6 +44,9 @@ SLOT_GROWTH: Final = 4
 QUERIES_MAX: Final = 16
 """Kept at a time; each is for a choice of bindings, of schemas and of sizes."""
 
+_KEEPING: Final = ("Exchange", "Subquery", "InMemoryTableScan")
+"""Names of operators that keep what they have made, in part: BroadcastExchange is one of them."""
+
 _FOOTER_END: Final = 8
 """Bytes behind the footer of a Parquet file: its length, and the name of the format."""
 
@@ -54,6 +61,8 @@ class Queries:
         self._spark = spark
         self._directory = directory
         self._known: dict[Hashable, _Query] = {}
+        self._once: _Query | None = None
+        """The last query, if it must not be run again."""
         self._made = 0
 
     def frame(
@@ -64,7 +73,7 @@ class Queries:
         *,
         key: Hashable,
     ) -> DataFrame:
-        """Return what `combined` makes of frames with these rows; called once for each `key`.
+        """Return what `combined` makes of frames with these rows; called once for a `key`, mostly.
 
         Collect it before asking for the next one.
 
@@ -74,8 +83,14 @@ class Queries:
         sizes = {binding: slot_bytes(len(file)) for binding, file in files.items()}
         place = (key, tuple(sizes.items()))
         query = self._known.pop(place, None)
+        if self._once is not None:
+            self._once.forget()
+            self._once = None
         if query is None:
             query = self._query(files, sizes, schemas, combined)
+            if _keeps_rows(query.frame):
+                self._once = query
+                return query.frame
             while len(self._known) >= QUERIES_MAX:
                 self._known.pop(next(iter(self._known))).forget()
         else:
@@ -127,6 +142,12 @@ class _Query:
     def forget(self) -> None:
         for slot in self._slots.values():
             slot.unlink(missing_ok=True)
+
+
+def _keeps_rows(frame: DataFrame) -> bool:
+    """True if a frame that is collected again may have rows of the first time."""
+    plan = str(frame._jdf.queryExecution().executedPlan())  # noqa: SLF001 - shown nowhere else
+    return any(name in plan for name in _KEEPING)
 
 
 def slot_bytes(needed: int) -> int:

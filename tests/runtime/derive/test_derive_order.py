@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,3 +115,38 @@ def test_a_late_clock_comes_in_the_order_of_commits_also_when_its_query_was_plan
     asyncio.run(in_one_session(place, usual, late, usual, late, each=2))
     found = [document["v"].lower() for document in place.read("acme/last")]
     assert found == ["b", "d", "b", "d"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "select k, max(v) as v from source group by k",
+        "select distinct k, v from source",
+        "select k, v from source where v in (select v from source)",
+    ],
+    ids=["aggregate", "distinct", "subquery"],
+)
+def test_a_query_that_was_planned_before_reads_the_documents_of_its_own_transaction(
+    tmp_path: Path, spark: SparkSession, code: str
+) -> None:
+    """Spark keeps what an exchange, a broadcast or a subquery of a plan has made."""
+    place = Place(tmp_path, spark)
+    summed = {**VALUES, "reduce": {"strategy": "merge"}}
+    summed["properties"] = VALUES["properties"] | {
+        "v": {"type": "string", "reduce": {"strategy": "maximize"}}
+    }
+    derive = {
+        "using": {"spark": {"nonlinear": "allow"}},
+        "transforms": [
+            {"name": "ones", "source": "acme/ones", "shuffle": "any", "lambda": code},
+        ],
+    }
+    derived = {"key": ["/k"], "schema": summed, "derive": derive}
+    place.apply({"acme/ones": ONE, "acme/last": derived}, {})
+
+    async def next_one(k: int) -> None:
+        await append(place, "acme/ones", [{"k": k, "v": f"v{k}"}], now())
+
+    steps = [partial(next_one, k) for k in range(3)]
+    asyncio.run(in_one_session(place, *steps, each=1))
+    assert place.read("acme/last") == [{"k": k, "v": f"v{k}"} for k in range(3)]

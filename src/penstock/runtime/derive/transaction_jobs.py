@@ -285,7 +285,9 @@ class DeriveJobs:
             return self._published(opened, deliveries, _frames(readings))
 
         def documents(frames: Mapping[int, DataFrame]) -> DataFrame:
-            return opened.publishing.documents(self._published(opened, deliveries, frames), few=few)
+            # In one partition, lambdas that aggregate need no exchange: their plans can be kept.
+            single = {at: frame.coalesce(1) for at, frame in frames.items()}
+            return opened.publishing.documents(self._published(opened, deliveries, single), few=few)
 
         rows = {at: reading.at_hand() for at, reading in readings.items()}
         known = {at: some for at, some in rows.items() if some is not None}
