@@ -98,6 +98,7 @@ def place(
     request: pytest.FixtureRequest,
 ) -> Place:
     monkeypatch.setattr(build, "row_engine", lambda _, __: Splitting())
+    monkeypatch.setattr(build, "spark_lambdas", lambda _, __: None)
     if not request.param:
         monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
     return Place(tmp_path, spark)
