@@ -75,12 +75,16 @@ class Fire:
     runs: int = 0
     appended: int = 0
     usual_s: float = 0.0
+    """Seconds that a run takes that nobody kills."""
     transactions: int = 0
+    interrupted: int = 0
+    """Transactions of runs that were killed."""
 
     def __str__(self) -> str:
         return (
             f"seed {self.seed}: {self.kills} kills in {self.runs} runs of {self.usual_s:.1f} s, "
-            f"{self.transactions} transactions seen, {self.appended} documents"
+            f"{self.transactions} transactions seen, {self.interrupted} of them in runs that were "
+            f"killed, {self.appended} documents"
         )
 
 
@@ -108,7 +112,7 @@ def under_fire(
     fire.usual_s = time.monotonic() - began
     while fire.kills < kills:
         append_some(share // 2)
-        log_bytes = log.stat().st_size
+        seen = _transactions(log)
         began = time.monotonic()
         tree = Tree(place)
         # Half of the kills mostly come before anything is committed; the others while transactions
@@ -117,9 +121,8 @@ def under_fire(
         until = began + rng.uniform(0.3, 0.95) * fire.usual_s if not warm else None
         chunks = CHUNKS
         while tree.alive and (until is None or time.monotonic() < until):
-            if log.stat().st_size > log_bytes and until is None:
-                fire.usual_s = time.monotonic() - began
-                until = time.monotonic() + rng.uniform(0, 1.5)
+            if until is None and _transactions(log) > seen:
+                until = time.monotonic() + rng.uniform(0, max(1.5, fire.usual_s / 3))
             if warm and chunks and time.monotonic() - began > fire.usual_s / 2:
                 append_some(share // 2 // CHUNKS)
                 chunks -= 1
@@ -127,9 +130,14 @@ def under_fire(
         fire.kills += tree.alive
         fire.runs += 1
         tree.kill()
+        fire.interrupted += _transactions(log) - seen
     append_some(documents)
     assert Tree(place).wait() == 0, log.read_text()
     assert fire.appended == documents
-    fire.transactions = log.read_text().count(": transaction ")
+    fire.transactions = _transactions(log)
     print(fire)  # noqa: T201
     return fire
+
+
+def _transactions(log: Path) -> int:
+    return log.read_bytes().count(b": transaction ")

@@ -66,6 +66,22 @@ def test_a_query_runs_on_the_rows_that_it_is_given_and_is_planned_once(
 
 
 @pytest.mark.spark
+def test_a_query_with_an_exchange_is_planned_every_time(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark keeps the rows of an exchange, and would answer with them again."""
+    queries = Queries(spark, tmp_path)
+
+    def grouped(frames: Mapping[int, DataFrame]) -> DataFrame:
+        return frames[0].groupBy("key").agg(f.count("*").alias("n"))
+
+    for key in (1, 2, 3):
+        frame = queries.frame({0: rows((key, "a"))}, {0: SCHEMA}, grouped, key="a")
+        assert found(frame.toArrow()) == [(key, 1)]
+    assert len(list(tmp_path.iterdir())) == 1, "files of earlier ones are removed"
+
+
+@pytest.mark.spark
 def test_several_bindings_are_one_query(spark: SparkSession, tmp_path: Path) -> None:
     queries = Queries(spark, tmp_path)
     schemas = {0: SCHEMA, 4: SCHEMA}

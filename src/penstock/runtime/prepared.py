@@ -5,11 +5,12 @@ that is collected again keeps its plan, and its tasks read their files as they a
 rows of a small transaction are put into a file that has the same name each time, its **slot**, and
 the frame over it is collected once more.
 
+A plan must hold nothing of what it was run on before. But Spark keeps what an exchange, a broadcast
+or a subquery of a plan has made, and would answer with the rows of an earlier transaction. So a
+query whose plan has one of these is planned every time.
+
 A plan knows how long its files are. So slots have fixed sizes: between the rows and the footer of
 the Parquet file lies padding that no reader looks at.
-
-**A query with an exchange is planned each time.** Spark keeps what a stage has put into an exchange
-with the plan, and would answer from that instead of from the rows that are there by then.
 
 Nothing is lost with a slot: after a crash, queries are planned again. A slot has one session, which
 runs one query at a time; a task that outlives its job may read rows of a later one, but its answer
@@ -18,9 +19,7 @@ goes nowhere.
 
 from __future__ import annotations
 
-import functools
 import io
-import re
 import shutil
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -45,8 +44,8 @@ SLOT_GROWTH: Final = 4
 QUERIES_MAX: Final = 16
 """Kept at a time; each is for a choice of bindings, of schemas and of sizes."""
 
-_EXCHANGE: Final = re.compile(r"(?<!Broadcast)\bExchange\b")
-"""An exchange in the text of a plan; one that broadcasts has constants only."""
+_KEEPING: Final = ("Exchange", "Subquery", "InMemoryTableScan")
+"""Names of operators that keep what they have made, in part: BroadcastExchange is one of them."""
 
 _FOOTER_END: Final = 8
 """Bytes behind the footer of a Parquet file: its length, and the name of the format."""
@@ -62,8 +61,8 @@ class Queries:
         self._spark = spark
         self._directory = directory
         self._known: dict[Hashable, _Query] = {}
-        self._once: list[_Query] = []
-        """Queries that are not run again, and that may still be running."""
+        self._once: _Query | None = None
+        """The last query, if it must not be run again."""
         self._made = 0
 
     def frame(
@@ -74,7 +73,7 @@ class Queries:
         *,
         key: Hashable,
     ) -> DataFrame:
-        """Return what `combined` makes of frames with these rows; called once for each `key`.
+        """Return what `combined` makes of frames with these rows; called once for a `key`, mostly.
 
         Collect it before asking for the next one.
 
@@ -83,19 +82,20 @@ class Queries:
         files = {binding: _parquet(some) for binding, some in rows.items()}
         sizes = {binding: slot_bytes(len(file)) for binding, file in files.items()}
         place = (key, tuple(sizes.items()))
-        while self._once:
-            self._once.pop().forget()
         query = self._known.pop(place, None)
+        if self._once is not None:
+            self._once.forget()
+            self._once = None
         if query is None:
             query = self._query(files, sizes, schemas, combined)
+            if _keeps_rows(query.frame):
+                self._once = query
+                return query.frame
             while len(self._known) >= QUERIES_MAX:
                 self._known.pop(next(iter(self._known))).forget()
         else:
             query.put(files, sizes)
-        if query.repeatable:
-            self._known[place] = query  # as the one that was used last
-        else:
-            self._once.append(query)
+        self._known[place] = query  # as the one that was used last
         return query.frame
 
     def close(self) -> None:
@@ -131,12 +131,6 @@ class _Query:
     def __init__(self, slots: Mapping[int, Path]) -> None:
         self._slots = slots
 
-    @functools.cached_property
-    def repeatable(self) -> bool:
-        """True if every row is read again when the frame is collected again."""
-        plan: str = self.frame._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001
-        return _EXCHANGE.search(plan) is None
-
     def put(self, files: Mapping[int, bytes], sizes: Mapping[int, int]) -> None:
         """From now on the frame has these rows."""
         for binding, slot in self._slots.items():
@@ -148,6 +142,12 @@ class _Query:
     def forget(self) -> None:
         for slot in self._slots.values():
             slot.unlink(missing_ok=True)
+
+
+def _keeps_rows(frame: DataFrame) -> bool:
+    """True if a frame that is collected again may have rows of the first time."""
+    plan = str(frame._jdf.queryExecution().executedPlan())  # noqa: SLF001 - shown nowhere else
+    return any(name in plan for name in _KEEPING)
 
 
 def slot_bytes(needed: int) -> int:

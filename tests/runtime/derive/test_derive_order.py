@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ VALUES: Document = {
     "properties": {"k": {"type": "integer"}, "v": {"type": "string"}},
 }
 ONE = {"key": ["/k"], "schema": VALUES}
-USING = {"spark": {"spark": {}}, "sqlite": {"sqlite": {}}}
+USING: Document = {"spark": {"spark": {}}, "sqlite": {"sqlite": {}}}
 LAMBDAS = {"spark": "select k, upper(v) as v from source", "sqlite": "select $k, lower($v) as v"}
 
 
@@ -51,21 +52,29 @@ def collections(language: str) -> Document:
     return {"acme/ones": ONE, "acme/twos": ONE, "acme/last": {**ONE, "derive": derive}}
 
 
-async def append(place: Place, collection: str, documents: Sequence[Document], at: Clock) -> None:
-    """Append a transaction whose writer's clock says that it is `at`."""
+async def append(place: Place, *transactions: tuple[str, Document, Clock]) -> None:
+    """Append transactions of one document each, one right after the other.
+
+    Each is by a writer of its own, whose clock says that it is at a certain time.
+    """
     async with place.store() as store:
-        spec = (await desired.load(store)).collection(collection)
-        assert spec is not None
-        publisher = Publisher(
-            Journals(store),
-            open_blobs(place.settings.blob),
-            Schemas(store),
-            [Mapped(spec=spec)],
-            producer=Producer.from_random(os.urandom(6)),
-            now=lambda: at,
-        )
-        await publisher.publish(0, to_arrow(list(documents), layout(spec.write_schema.text)))
-        await publisher.commit_now()
+        catalog = await desired.load(store)
+        publishers = []
+        for collection, document, at in transactions:
+            spec = catalog.collection(collection)
+            assert spec is not None
+            publisher = Publisher(
+                Journals(store),
+                open_blobs(place.settings.blob),
+                Schemas(store),
+                [Mapped(spec=spec)],
+                producer=Producer.from_random(os.urandom(6)),
+                now=partial(Clock, at),
+            )
+            await publisher.publish(0, to_arrow([document], layout(spec.write_schema.text)))
+            publishers.append(publisher)
+        for publisher in publishers:
+            await publisher.commit_now()
 
 
 async def in_one_session(place: Place, *steps: Callable[[], Awaitable[None]], each: int) -> None:
@@ -104,13 +113,49 @@ def test_a_late_clock_comes_in_the_order_of_commits_also_when_its_query_was_plan
     place.apply(collections(language), {})
 
     async def usual() -> None:
-        await append(place, "acme/ones", [{"k": 1, "v": "a"}], now())
-        await append(place, "acme/twos", [{"k": 1, "v": "b"}], now())
+        one, two = {"k": 1, "v": "a"}, {"k": 1, "v": "b"}
+        await append(place, ("acme/ones", one, now()), ("acme/twos", two, now()))
 
     async def late() -> None:
-        await append(place, "acme/ones", [{"k": 1, "v": "c"}], now())
-        await append(place, "acme/twos", [{"k": 1, "v": "d"}], Clock(now() - duration(3600)))
+        one, two = {"k": 1, "v": "c"}, {"k": 1, "v": "d"}
+        an_hour_ago = Clock(now() - duration(3600))
+        await append(place, ("acme/ones", one, now()), ("acme/twos", two, an_hour_ago))
 
     asyncio.run(in_one_session(place, usual, late, usual, late, each=2))
     found = [document["v"].lower() for document in place.read("acme/last")]
     assert found == ["b", "d", "b", "d"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "select k, max(v) as v from source group by k",
+        "select distinct k, v from source",
+        "select k, v from source where v in (select v from source)",
+    ],
+    ids=["aggregate", "distinct", "subquery"],
+)
+def test_a_query_that_was_planned_before_reads_the_documents_of_its_own_transaction(
+    tmp_path: Path, spark: SparkSession, code: str
+) -> None:
+    """Spark keeps what an exchange, a broadcast or a subquery of a plan has made."""
+    place = Place(tmp_path, spark)
+    summed = {**VALUES, "reduce": {"strategy": "merge"}}
+    summed["properties"] = VALUES["properties"] | {
+        "v": {"type": "string", "reduce": {"strategy": "maximize"}}
+    }
+    derive = {
+        "using": {"spark": {"nonlinear": "allow"}},
+        "transforms": [
+            {"name": "ones", "source": "acme/ones", "shuffle": "any", "lambda": code},
+        ],
+    }
+    derived = {"key": ["/k"], "schema": summed, "derive": derive}
+    place.apply({"acme/ones": ONE, "acme/last": derived}, {})
+
+    async def next_one(k: int) -> None:
+        await append(place, ("acme/ones", {"k": k, "v": f"v{k}"}, now()))
+
+    steps = [partial(next_one, k) for k in range(3)]
+    asyncio.run(in_one_session(place, *steps, each=1))
+    assert place.read("acme/last") == [{"k": k, "v": f"v{k}"} for k in range(3)]
