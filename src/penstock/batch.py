@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock import wall_clock
 from penstock.connectors.builtin import materialization
 from penstock.engine import EngineOptions, Lifetime, open_spark
-from penstock.errors import PenstockError, UserError
+from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import current_revision
 from penstock.journal.journals import Journals
@@ -240,6 +240,14 @@ async def run_until(
         pass
     except PenstockError as error:
         run.error = error
+    except Exception as error:
+        # A mistake of ours in one task must not end the others.
+        _log.exception("%s: an unexpected error", spec.name)
+        run.error = Bug(
+            f"an unexpected error: {type(error).__name__}: {error}",
+            where=f"task {spec.name}",
+            fix="report it, with the log; the task goes on from its last transaction",
+        )
     finally:
         run.seconds += time.monotonic() - began
         run.stopped = control.is_stopping()

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.journal.blobs import open_blobs
-from penstock.runtime.derive.state_files import BlobStateFiles
+from penstock.runtime.derive.state_files import STATE
 from runtime.derive.deriving import derived_inputs
 from runtime.forks import start
 from runtime.sessions import Place
@@ -121,9 +120,8 @@ def check(place: Place, language: str, docs: list[Document]) -> None:
 
 
 def lose_local_copies(place: Place) -> None:
-    blobs = open_blobs(place.settings.blob)
-    files = BlobStateFiles(blobs=blobs, task="acme/sums", epoch=0)
-    shutil.rmtree(files.local_dir, ignore_errors=True)
+    for local in (place.directory / "data").rglob(f"between/{STATE}"):
+        shutil.rmtree(local)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from penstock.runtime.derive.state_files import BlobStateFiles
 
 @pytest.fixture
 def files(tmp_path: Path) -> BlobStateFiles:
-    return BlobStateFiles(blobs=open_blobs(f"file://{tmp_path}"), task="acme/sums", epoch=5)
+    return BlobStateFiles(
+        blobs=open_blobs(f"file://{tmp_path}"), task="acme/sums", epoch=5, beside=tmp_path / "local"
+    )
 
 
 def exists(files: BlobStateFiles, name: str) -> bool:

@@ -91,8 +91,8 @@ def chain_of(context: ShardContext, task: str) -> Chain | None:
                 f"the state of {task} is split over {chain.shards} shards, not {context.shards}",
                 where=task,
                 why="rows are in the database of the shard that their documents were routed to",
-                fix=f"set shards: {{count: {chain.shards}}}, or raise `backfill` of its transforms"
-                " and set reset: true, which computes it from the beginning",
+                fix=f"set shards: {{count: {chain.shards}}}; to split it otherwise, derive a "
+                "collection of another name",
             )
     return chains.get(str(context.shard))
 

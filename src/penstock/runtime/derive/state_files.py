@@ -8,8 +8,8 @@ removes: what a commit made obsolete, and, when a session begins, what attempts 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,9 @@ from penstock.model.json_order import Json
 
 STATE: Final = "=state"
 
+LOCAL: Final = Path("~/.cache/penstock/state")
+"""Where copies of states are kept on other machines than the leader's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobStateFiles:
@@ -28,6 +31,8 @@ class BlobStateFiles:
     blobs: BlobStore
     task: str
     epoch: int
+    beside: Path
+    """A directory of the leader's machine, which tasks on it use for their copies."""
 
     @property
     def _directory(self) -> str:
@@ -35,8 +40,10 @@ class BlobStateFiles:
 
     @property
     def local_dir(self) -> Path:
-        """A directory of this machine, for copies that may be lost at any time."""
-        return Path(tempfile.gettempdir()) / f"penstock-state-{self.task.encode().hex()[-80:]}"
+        """A directory of this machine and user, for copies that may be lost at any time."""
+        name = hashlib.sha256(f"{self.blobs} {self.task}".encode()).hexdigest()[:32]
+        here = self.beside.is_dir()
+        return (self.beside if here else LOCAL.expanduser()) / name
 
     def read(self, name: str) -> bytes:
         return self.blobs.read(f"{self._directory}/{name}")

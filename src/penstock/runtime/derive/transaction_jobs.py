@@ -29,7 +29,7 @@ from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.runtime import refusals
 from penstock.runtime.derive.engine import LambdaFailed, RowEngine
-from penstock.runtime.derive.state_files import BlobStateFiles
+from penstock.runtime.derive.state_files import STATE, BlobStateFiles
 from penstock.runtime.derive.transaction import TransformRead
 from penstock.runtime.job_runner import JobRunner, Reads
 from penstock.runtime.order_columns import order_columns, stamps_for
@@ -130,7 +130,9 @@ class DeriveJobs:
         self._publisher: Publisher | None = publisher.publisher
         """None in a preview."""
         self._bindings = {binding.index: binding for binding in task.bindings}
-        self.files = BlobStateFiles(blobs=world.planner.blobs, task=task.name, epoch=epoch)
+        self.files = BlobStateFiles(
+            blobs=world.planner.blobs, task=task.name, epoch=epoch, beside=world.local_dir / STATE
+        )
         self._runner = JobRunner(
             task.name,
             task.bindings,
@@ -195,6 +197,8 @@ class DeriveJobs:
 
         await self._runner.start(txn.read_bytes)
         spark, directory = self._runner.spark, self._runner.session_dir
+        if directory is not None:
+            self.files.beside.mkdir(parents=True, exist_ok=True)
         routing = split_shards(self._task.leader_task.shards)
         self._opened = _Opened(
             slice=Slice(spark, self._planner, self._task.bindings, routing),
