@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.catalog.build import build_catalog
-from penstock.connectors.builtin import locate
+from penstock.connectors.builtin import BUILTIN
 from penstock.model.spec import Transform
 from penstock.runtime.derive.engine import SourceRead
 from penstock.runtime.derive.python_engine import PythonEngine
@@ -67,12 +67,12 @@ def written(stanza: str) -> str:
 def test_a_printed_stanza_passes_and_runs(stanza: str, code: str, tmp_path: Path) -> None:
     main = tmp_path / "catalog.yaml"
     main.write_text(written(stanza), encoding="utf-8")
-    refused = build_catalog([main], environ={}, locate=locate)
+    refused = build_catalog([main], environ={}, connectors=BUILTIN)
     (hint,) = [d.hint for d in refused.diagnostics if d.code == code]
     assert hint is not None
     main.write_text(written(hint.partition("\n")[2]), encoding="utf-8")
 
-    outcome = build_catalog([main], environ={}, locate=locate)
+    outcome = build_catalog([main], environ={}, connectors=BUILTIN)
 
     assert [d.render() for d in outcome.diagnostics] == []
     spec = outcome.catalog.collection("acme/by-region")
@@ -104,12 +104,12 @@ derive:
 """
     main = tmp_path / "catalog.yaml"
     main.write_text(written(stanza), encoding="utf-8")
-    refused = build_catalog([main], environ={}, locate=locate)
+    refused = build_catalog([main], environ={}, connectors=BUILTIN)
     (hint,) = [d.hint for d in refused.diagnostics if d.code == "E-OLD-DERIVE"]
     assert hint is not None
     printed = "\nderive:\n  using: {sqlite: {}}\n" + textwrap.indent(hint.partition("\n")[2], "  ")
     main.write_text(written(printed), encoding="utf-8")
-    outcome = build_catalog([main], environ={}, locate=locate)
+    outcome = build_catalog([main], environ={}, connectors=BUILTIN)
     assert [d.render() for d in outcome.diagnostics] == []
     spec = outcome.catalog.collection("acme/by-region")
     assert spec is not None
@@ -134,7 +134,7 @@ derive:
     (package / "__init__.py").write_text(code)
     main = tmp_path / "catalog.yaml"
     main.write_text(written(stanza), encoding="utf-8")
-    outcome = build_catalog([main], environ={}, locate=locate)
+    outcome = build_catalog([main], environ={}, connectors=BUILTIN)
     assert [d.render() for d in outcome.diagnostics] == []
     spec = outcome.catalog.collection("acme/by-region")
     assert spec is not None

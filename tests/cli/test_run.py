@@ -158,7 +158,7 @@ def test_a_task_that_fails_does_not_stop_another(here: Path) -> None:
         ),
         pytest.param(
             ("preview", "--source", "catalog.yaml", "--name", "x"),
-            "no materialization x",
+            "there is no task x",
             id="name",
         ),
         pytest.param(

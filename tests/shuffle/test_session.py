@@ -444,8 +444,8 @@ async def test_documents_with_a_read_delay_come_when_they_are_due(here: World) -
     begin = time.monotonic()
 
     def now() -> Clock:
-        """A quarter of a second before what was written is an hour old, when the test begins."""
-        passed = time.monotonic() - begin - 0.25
+        """Two seconds before what was written is an hour old, when the test begins."""
+        passed = time.monotonic() - begin - 2
         return Clock(START + duration(3600) + int(passed * duration(1)))
 
     reader = Coordinator(here)

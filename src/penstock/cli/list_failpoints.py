@@ -21,7 +21,9 @@ DECLARED_IN = (
     "penstock.connectors.postgres.session",
     "penstock.connectors.postgres.rows",
     "penstock.connectors.sqlite.sink",
+    "penstock.runtime.derive.leader",
     "penstock.runtime.materialize.leader",
+    "penstock.runtime.reading_session",
     "penstock.runtime.renames",
     "penstock.runtime.session",
 )
