@@ -22,7 +22,7 @@ from penstock.runtime.derive import fsm
 from penstock.runtime.derive.fsm import DeriveLeader, Transform, Transformed
 from penstock.runtime.derive.state_files import texts
 from penstock.runtime.derive.transaction import DeriveTransaction
-from penstock.runtime.derive.transaction_jobs import DeriveJobs, Outcome, transform_reads
+from penstock.runtime.derive.transaction_jobs import DeriveJobs, TransformOutcome, transform_reads
 from penstock.runtime.patches import apply_patches
 from penstock.runtime.protocol import Action, Event
 from penstock.runtime.reading_session import ReadingSession
@@ -132,7 +132,7 @@ class DeriveSession(ReadingSession[DeriveLeader]):
             patches=outcome.patches,
         )
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: TransformOutcome) -> None:
         """In a preview: show what would be published."""
         if self.publisher.is_preview:
             target = self._task.target

@@ -67,7 +67,7 @@ Deliveries = Mapping[int, Sequence[Delivery]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TransformOutcome:
     """What the transforms of a transaction have published; nobody sees it yet."""
 
     batches: Sequence[pyarrow.RecordBatch] = ()
@@ -155,13 +155,15 @@ class DeriveJobs:
         if self._opened is not None and self._opened.queries is not None:
             self._opened.queries.close()
 
-    async def transform(self, txn: DeriveTransaction, states: States, state: Json) -> Outcome:
+    async def transform(
+        self, txn: DeriveTransaction, states: States, state: Json
+    ) -> TransformOutcome:
         """Run the transforms over what a transaction has read."""
         from penstock.runtime.spark_tasks import DocumentFailed
 
         deliveries = txn.deliveries()
         if not deliveries:
-            return Outcome()
+            return TransformOutcome()
         engine = self._task.engine
         reads = Reads(deliveries, states)
         try:
@@ -176,7 +178,7 @@ class DeriveJobs:
             found = await self._blamed(failed, txn, states)
             raise await self._explained(found, deliveries, states) from None
 
-    async def publish(self, outcome: Outcome) -> None:
+    async def publish(self, outcome: TransformOutcome) -> None:
         """Publish an outcome as part of the publisher's transaction."""
         if self._publisher is None:
             return
@@ -245,7 +247,7 @@ class DeriveJobs:
 
     # ------------------------------------------------------------------------------ without state
 
-    async def _mapped(self, txn: DeriveTransaction, states: States) -> Outcome:
+    async def _mapped(self, txn: DeriveTransaction, states: States) -> TransformOutcome:
         opened = await self._open(txn)
         deliveries = txn.deliveries()
         among = len(self._task.bindings) > 1
@@ -259,17 +261,17 @@ class DeriveJobs:
             batches = await self._runner.in_spark(
                 lambda: self._collected(opened, deliveries, readings, few=few)
             )
-            return Outcome(batches=batches)
+            return TransformOutcome(batches=batches)
         staging = await publisher.staging(TARGET)
 
-        def stage() -> Outcome:
+        def stage() -> TransformOutcome:
             from penstock.runtime.derive import publish_jobs
 
             published = self._published(opened, deliveries, _frames(readings))
             documents = opened.publishing.documents(published, few=False)
             with opened.errors(), opened.publishing.explaining(lambda: published):
                 staged = publish_jobs.stage(documents, staging)
-            return Outcome(staged=staged)
+            return TransformOutcome(staged=staged)
 
         return await self._runner.in_spark(stage)
 
@@ -396,7 +398,7 @@ class DeriveJobs:
 
     async def _sharded(
         self, txn: DeriveTransaction, states: States, state: Json, engine: RowEngine
-    ) -> Outcome:
+    ) -> TransformOutcome:
         from penstock.runtime.derive import row_jobs
 
         opened = await self._open(txn)
@@ -426,7 +428,7 @@ class DeriveJobs:
         found = [result.shard for result in results]
         if found != list(range(shards)):
             raise Bug(f"a job returned results of shards {found}, and not of {shards}")
-        return Outcome(
+        return TransformOutcome(
             batches=[
                 batch
                 for result in results
