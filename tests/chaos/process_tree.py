@@ -91,16 +91,16 @@ class Fire:
 def under_fire(
     place: Place, append: Callable[[int, int], None], *, documents: int, kills: int
 ) -> Fire:
-    """Append this many documents, in parts, and kill `penstock run` again and again meanwhile.
+    """Append documents, in parts, and kill `penstock run` again and again meanwhile.
 
-    Then it runs until all is done. `append` is given the first document, and how many.
+    Then it runs until all is done. `append` is given the first document, and how many. They are
+    this many at least: a run that ends before it is killed takes its part of them along.
     """
     fire = Fire(seed=choose_seed())
     rng = random.Random(fire.seed)
     log = place.directory / "run.log"
 
     def append_some(count: int) -> None:
-        count = min(count, documents - fire.appended)
         if count > 0:
             append(fire.appended, count)
             fire.appended += count
@@ -110,6 +110,7 @@ def under_fire(
     began = time.monotonic()
     assert Tree(place).wait() == 0, log.read_text()
     fire.usual_s = time.monotonic() - began
+    warm = False
     while fire.kills < kills:
         append_some(share // 2)
         seen = _transactions(log)
@@ -117,7 +118,6 @@ def under_fire(
         tree = Tree(place)
         # Half of the kills mostly come before anything is committed; the others while transactions
         # follow each other.
-        warm = bool(fire.kills % 2)
         until = began + rng.uniform(0.3, 0.95) * fire.usual_s if not warm else None
         chunks = CHUNKS
         while tree.alive and (until is None or time.monotonic() < until):
@@ -127,13 +127,15 @@ def under_fire(
                 append_some(share // 2 // CHUNKS)
                 chunks -= 1
             time.sleep(0.02)
-        fire.kills += tree.alive
+        alive = tree.alive
+        fire.kills += alive
         fire.runs += 1
         tree.kill()
         fire.interrupted += _transactions(log) - seen
-    append_some(documents)
+        # Most runs that are too quick to be killed are warm ones.
+        warm = not warm if alive else False
+    append_some(documents - fire.appended)
     assert Tree(place).wait() == 0, log.read_text()
-    assert fire.appended == documents
     fire.transactions = _transactions(log)
     print(fire)  # noqa: T201
     return fire
