@@ -9,30 +9,31 @@ export PYTHON
 
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install --constraint constraints.txt
 PEERS := bench/penstock_bench/peers/requirements.txt
 JOBS ?= 2
 
-.PHONY: help setup demo test unit lint fix bench chaos proto clean
+.PHONY: help setup demo test unit lint fix bench chaos proto upgrade clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 # --- set-up ----------------------------------------------------------------------------------
 
-.venv/runtime: pyproject.toml
+.venv/runtime: pyproject.toml constraints.txt
 	@scripts/ensure-venv
 	@echo "installing Penstock and its dependencies into .venv" >&2
-	@$(PIP) install -e .
+	@$(INSTALL) -e .
 	@touch $@
 
 .venv/dev: .venv/runtime
 	@echo "installing tools for tests and checks into .venv" >&2
-	@$(PIP) install -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
 .venv/bench: .venv/runtime
 	@echo "installing matplotlib for charts into .venv" >&2
-	@$(PIP) install -e '.[bench]'
+	@$(INSTALL) -e '.[bench]'
 	@touch $@
 
 # The benchmarks' peers have a virtual environment of their own; they are not dependencies.
@@ -88,6 +89,11 @@ chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connecti
 
 proto: .venv/dev ## generate the protocol code
 	@$(BIN)/python scripts/generate_protocols.py
+
+upgrade: .venv/dev ## take the newest libraries that pyproject.toml allows, and write them down
+	@$(PIP) install --upgrade --upgrade-strategy eager -e '.[dev]'
+	@(sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable) > constraints.new
+	@mv constraints.new constraints.txt
 
 clean: ## remove .venv, .venv-peers and the output of runs
 	@rm -rf .venv .venv-peers demo .penstock build dist

@@ -92,7 +92,7 @@ def reduced(
     groups: Sequence[Sequence[Json]],
     *,
     full: bool,
-    order: Order = Order(parts=False),  # noqa: B008
+    order: Order = Order(parts=False),
     seed: int = 0,
 ) -> list[list[Any]]:
     """What each group came to."""

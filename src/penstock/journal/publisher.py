@@ -237,7 +237,7 @@ class Publisher:
         *,
         producer: Producer,
         now: Callable[[], Clock],
-        options: PublisherOptions = PublisherOptions(),  # noqa: B008 - frozen
+        options: PublisherOptions = PublisherOptions(),
         ownership: Ownership | None = None,
     ) -> None:
         self.producer = producer

@@ -128,7 +128,7 @@ class CollectionReader:
         schemas: Schemas,
         collection: str,
         *,
-        start: Start = Start(),  # noqa: B008 - frozen
+        start: Start = Start(),
         selector: LabelSelector = EVERYTHING,
         uncommitted: bool = False,
         root: Column | None = None,

@@ -49,7 +49,7 @@ async def pruned(
     collections: Iterable[str],
     *,
     now: Clock,
-    options: Pruning = Pruning(),  # noqa: B008 - frozen
+    options: Pruning = Pruning(),
 ) -> Recovered:
     """Return what a task recovers, without the writers that will not be heard of again."""
     committed = recovered.committed_frontier

@@ -44,7 +44,7 @@ async def supervise(
     task: RunnableTask,
     world: World,
     control: Control,
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    patience: Patience = Patience(),
 ) -> None:
     """Run sessions until one stops as asked; raises what no further session would mend.
 
