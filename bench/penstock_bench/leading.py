@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.batch import StopHandle, make_world, tasks_to_run
 from penstock.catalog import desired
-from penstock.connectors.builtin import materialization
+from penstock.connectors.builtin import capture, materialization
 from penstock.consensus.open import open_consensus
 from penstock.runtime.control import Control
-from penstock.runtime.kinds import build_task
+from penstock.runtime.kinds import Connect, build_task
 from penstock.runtime.supervise import supervise
 from penstock_bench.events import settings_in
 
@@ -50,7 +50,9 @@ async def lead(settings: Settings, on_progress: Callable[[TransactionSummary], N
         handle = StopHandle()
         leads: list[tuple[RunnableTask, Control]] = []
         for spec in tasks_to_run(catalog):
-            built = await asyncio.to_thread(build_task, catalog, spec, materialization)
+            built = await asyncio.to_thread(
+                build_task, catalog, spec, Connect(capture, materialization)
+            )
             leads.append((built, Control(on_progress=on_progress)))
             handle.add(leads[-1][1])
         _stop_on_request(handle.stop)

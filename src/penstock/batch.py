@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock import wall_clock
-from penstock.connectors.builtin import materialization
+from penstock.connectors import builtin
 from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import open_blobs
@@ -21,10 +21,13 @@ from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
 from penstock.model.spec import Catalog, CollectionSpec, Endpoint
+from penstock.runtime.connector.capture import Capture
+from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
 from penstock.runtime.graph import Stage, TaskNode, stages
 from penstock.runtime.kinds import (
+    Connect,
     TaskSpec,
     build_task,
     reads_of,
@@ -280,19 +283,26 @@ async def build_stoppably(
     connector: Materialization | None = None,
 ) -> RunnableTask:
     """Build a task, which asks its endpoint; the log says so if that takes long."""
-    made: list[Materialization] = []
+    made: list[Connector] = []
 
-    def connect(endpoint: Endpoint, where: str) -> Materialization:
-        made.append(connector or materialization(endpoint, where))
-        return made[-1]
+    def capture(endpoint: Endpoint, task: str) -> Capture:
+        connected = builtin.capture(endpoint, task)
+        made.append(connected)
+        return connected
+
+    def materialization(endpoint: Endpoint, task: str) -> Materialization:
+        connected = connector or builtin.materialization(endpoint, task)
+        made.append(connected)
+        return connected
 
     def interrupt() -> None:
-        for connector in made:
-            connector.interrupt()
+        for each in made:
+            each.interrupt()
 
     def look() -> str | None:
-        return next(filter(None, (connector.waits_for() for connector in made)), None)
+        return next(filter(None, (each.waits_for() for each in made)), None)
 
+    connect = Connect(capture, materialization)
     with control.waits.on(spec.name, "its endpoint", look):
         return await interruptible(
             lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt

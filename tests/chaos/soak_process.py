@@ -27,7 +27,7 @@ import penstock
 from penstock.batch import make_world, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
-from penstock.connectors.builtin import materialization
+from penstock.connectors.builtin import capture, materialization
 from penstock.consensus.open import open_consensus
 from penstock.engine import EngineOptions, open_spark
 from penstock.journal.blobs import open_blobs
@@ -37,7 +37,7 @@ from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Producer
 from penstock.native.arrow import to_arrow
 from penstock.runtime.control import Control, TransactionSummary
-from penstock.runtime.kinds import build_task
+from penstock.runtime.kinds import Connect, build_task
 from penstock.runtime.supervise import supervise
 from penstock.settings import Settings
 from penstock.wall_clock import now
@@ -137,7 +137,7 @@ async def soak(
     await desired.apply(store, load_catalog([catalog_of(data, endpoint)], environ=None))
     catalog = await desired.load(store)
     (spec,) = tasks_to_run(catalog, ["acme/views"])
-    built = await asyncio.to_thread(build_task, catalog, spec, materialization)
+    built = await asyncio.to_thread(build_task, catalog, spec, Connect(capture, materialization))
     await asyncio.to_thread(open_spark, EngineOptions(master="local[2]"))
 
     transactions = 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.batch import TaskRun, make_world, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
-from penstock.connectors.builtin import materialization
+from penstock.connectors.builtin import capture, materialization
 from penstock.consensus.open import open_consensus
 from penstock.errors import PenstockError
 from penstock.journal.blobs import open_blobs
@@ -32,6 +32,7 @@ from penstock.model.spec import CollectionSpec, Endpoint
 from penstock.native.arrow import to_arrow
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control
+from penstock.runtime.kinds import Connect as Connecting
 from penstock.runtime.kinds import build_task
 from penstock.runtime.ops import LOGS, STATS
 from penstock.runtime.session import RunnableTask, World
@@ -203,7 +204,7 @@ class Place:
                         lambda spec=spec: build_task(  # type: ignore[misc]
                             catalog,
                             spec,
-                            self.connects.get(spec.name, materialization),
+                            Connecting(capture, self.connects.get(spec.name, materialization)),
                             shards=shards,
                         ),
                         world(self.world(store)),
@@ -221,7 +222,7 @@ class Place:
     ) -> RunnableTask:
         catalog = await desired.load(store)
         (spec,) = tasks_to_run(catalog, [name])
-        connect = self.connects.get(name, materialization)
+        connect = Connecting(capture, self.connects.get(name, materialization))
         return await asyncio.to_thread(build_task, catalog, spec, connect, shards=shards)
 
     # What can be seen of it

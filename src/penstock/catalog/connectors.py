@@ -52,8 +52,9 @@ def check_endpoint(
     """Report an endpoint, or an engine of a derivation, that no task can use as it is."""
     if endpoint is None or connectors is None or len(endpoint.members) != 1:
         return
+    runs = ("python", "ingest") if kind == "capture" else ()
     for name in ("local", "python", "ingest"):
-        if (inner := endpoint.get(name)) is not None and not disabled:
+        if (inner := endpoint.get(name)) is not None and not disabled and name not in runs:
             message = f"{_subject(kind, name)} cannot run here"
             hint = _instead(kind, connectors.images(kind))
             sources.error(inner, "E-CANNOT-RUN", message, hint=hint, at=inner.key_at)
@@ -75,16 +76,14 @@ def check_endpoint(
 def _subject(kind: TaskKind, name: str) -> str:
     if kind == "derivation":
         return f"a derivation using {name}"
-    return "a capture" if kind == "capture" else f"a materialization with a {name} endpoint"
+    return f"a {kind} with a {name} endpoint"
 
 
 def _instead(kind: TaskKind, images: Sequence[str]) -> str:
-    if kind == "capture":
-        instead = "captures do not run yet: fill its collections with penstock append"
-    elif kind == "derivation":
+    if kind == "derivation":
         instead = "write it for using: sqlite, spark or python"
     else:
-        instead = f"connectors for a materialization: {', '.join(images)}"
+        instead = f"connectors for a {kind}: {', '.join(images)}"
     return f"{instead}; or add shards: {{disable: true}}"
 
 
@@ -132,6 +131,6 @@ def check_followed(
     sources.error(
         source,
         "E-CANNOT-RUN",
-        "bindings that follow a capture cannot run here: captures do not run yet",
+        "bindings that follow a capture cannot run here",
         hint="remove it and list the bindings; or add shards: {disable: true}",
     )

@@ -359,7 +359,8 @@ CAPTURE_BINDING = KeyedMapping(
         "resource": _required("The resource to read, as the connector defines it.", AnyMapping()),
         "target": _required("The collection to fill.", Either("a collection name", (NAME, Null()))),
         "onInvalid": Key(
-            "How to handle documents that do not fit the schema.", Choice(("fail", "reject"))
+            "How to handle documents that do not fit the schema.",
+            Choice(("stop", "skip", "quarantine")),
         ),
         "disable": DISABLE,
         "backfill": BACKFILL,

@@ -133,7 +133,7 @@ def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:
     return CaptureBinding(
         resource=_resource(node),
         target=target.text if target else None,
-        on_invalid=reading.word(node, "onInvalid", ("fail", "reject"), "fail"),
+        on_invalid=reading.word(node, "onInvalid", ("stop", "skip", "quarantine"), "stop"),
         disable=disabled,
         backfill=reading.whole(node, "backfill", 0),
     )

@@ -10,9 +10,16 @@ from penstock.errors import UserError
 from penstock.model.config_schema import ConnectorSchemas
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
+from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.materialize import Materialization
 
 CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
+    "capture": {
+        "source-files": "penstock.connectors.files.source:Files",
+        "source-http-ingest": "penstock.connectors.http_ingest.source:HttpIngest",
+        "source-kafka": "penstock.connectors.kafka.source:Kafka",
+        "source-postgres": "penstock.connectors.postgres_cdc.source:PostgresChanges",
+    },
     "materialization": {
         "materialize-postgres": "penstock.connectors.postgres.sink:Postgres",
         "materialize-sqlite": "penstock.connectors.sqlite.sink:Sqlite",
@@ -20,17 +27,29 @@ CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Module and class of each connector. A module is imported when a task needs it."""
 
+PACKAGES: Final[Mapping[str, str]] = {
+    "airbyte": "penstock.connectors.packages.airbyte:Airbyte",
+    "singer": "penstock.connectors.packages.singer:Singer",
+}
+"""Of captures by packages that are installed apart: `airbyte:source-faker`, `singer:tap-github`."""
+
+PYTHON_CAPTURE: Final = "penstock.connectors.python_source.source:PythonSource"
+
 
 class BuiltinConnectors:
     """What building a catalog asks about connectors (`penstock.catalog.connectors.Connectors`)."""
 
     def images(self, kind: str) -> tuple[str, ...]:
         """Return the images of a kind of task."""
-        return tuple(f"penstock/{name}" for name in CONNECTORS.get(kind, ()))
+        images = [f"penstock/{name}" for name in CONNECTORS.get(kind, ())]
+        packages = [f"{protocol}:…" for protocol in PACKAGES] if kind == "capture" else []
+        return (*images, *packages)
 
     def schemas(self, kind: str, image: str) -> ConnectorSchemas | None:
         """Return what the connector of an image accepts; None if there is no such connector."""
         found = CONNECTORS.get(kind, {}).get(_name(image))
+        if found is None and kind == "capture":
+            found = PACKAGES.get(image.partition(":")[0])
         if found is None:
             return None
         connector = _load(found)
@@ -64,6 +83,31 @@ def materialization(endpoint: Endpoint, task: str) -> Materialization:
         )
     make: Callable[..., Materialization] = _load(found)
     return make(endpoint.config.value, where=f"materialization {task}")
+
+
+def capture(endpoint: Endpoint, task: str) -> Capture:
+    """Make the connector of a capture's endpoint."""
+    where = f"capture {task}"
+    if endpoint.kind == "ingest":
+        ingest: Callable[..., Capture] = _load(CONNECTORS["capture"]["source-http-ingest"])
+        return ingest(endpoint.config.value, where=where)
+    if endpoint.kind == "python":
+        python: Callable[..., Capture] = _load(PYTHON_CAPTURE)
+        return python(endpoint.config.value, where=where, module=endpoint.module or "")
+    image = endpoint.image or "" if endpoint.kind == "connector" else ""
+    protocol, _, package = image.partition(":")
+    if protocol in PACKAGES:
+        hosted: Callable[..., Capture] = _load(PACKAGES[protocol])
+        return hosted(endpoint.config.value, where=where, package=package)
+    found = CONNECTORS["capture"].get(_name(image))
+    if found is None:
+        raise UserError(
+            f"there is no connector {image or endpoint.kind}",
+            where=f"{where}: endpoint",
+            fix=f"connectors for a capture: {', '.join(BUILTIN.images('capture'))}",
+        )
+    make: Callable[..., Capture] = _load(found)
+    return make(endpoint.config.value, where=where)
 
 
 def _name(image: str) -> str:

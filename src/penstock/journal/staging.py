@@ -106,13 +106,13 @@ def stage_fragments(
 
     Runs in a Spark task. Memory is `buffer_bytes`, and a row group for each of its journals.
     """
-    with _Stager(staging) as stager:
+    with Stager(staging) as stager:
         for batch in documents:
             stager.write(batch)
         return stager.finish()
 
 
-class _Stager:
+class Stager:
     """One attempt at work: a writer for each journal, until its fragment is full."""
 
     def __init__(self, staging: FragmentStaging) -> None:

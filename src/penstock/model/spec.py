@@ -217,7 +217,7 @@ class CaptureBinding:
 
     resource: Frozen
     target: str | None
-    on_invalid: Literal["fail", "reject"] = "fail"
+    on_invalid: Literal["stop", "skip", "quarantine"] = "stop"
     disable: bool = False
     backfill: int = 0
 

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import Bug
-from penstock.model.spec import Catalog, CollectionSpec, Endpoint, MaterializationSpec, Shards
+from penstock.model.spec import (
+    CaptureSpec,
+    Catalog,
+    CollectionSpec,
+    Endpoint,
+    MaterializationSpec,
+    Shards,
+)
+from penstock.runtime.capture import build as capture
+from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.derive import build as derive
 from penstock.runtime.materialize import build as materialize
 from penstock.runtime.session import RunnableTask
 
-TaskSpec: TypeAlias = MaterializationSpec | CollectionSpec
+TaskSpec: TypeAlias = CaptureSpec | CollectionSpec | MaterializationSpec
 """A task that can be run, as a catalog declares it; a derivation is its collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Makes the connectors of endpoints, each for the task that has this name."""
+
+    capture: Callable[[Endpoint, str], Capture]
+    materialization: Callable[[Endpoint, str], Materialization]
 
 
 def runnable_tasks(catalog: Catalog) -> list[TaskSpec]:
     """Return the tasks of a catalog that can be run, disabled ones too."""
-    return [*catalog.derivations, *catalog.materializations]
+    return [*catalog.captures, *catalog.derivations, *catalog.materializations]
 
 
 def shards_of(spec: TaskSpec) -> Shards:
     """Return how a task runs."""
-    if isinstance(spec, MaterializationSpec):
+    if isinstance(spec, CaptureSpec | MaterializationSpec):
         return spec.shards
     if spec.derivation is None:
         raise Bug(f"collection {spec.name} is not derived, and no task")
@@ -32,6 +50,8 @@ def shards_of(spec: TaskSpec) -> Shards:
 
 def reads_of(spec: TaskSpec) -> frozenset[str]:
     """Return the collections that a task reads."""
+    if isinstance(spec, CaptureSpec):
+        return frozenset()
     if isinstance(spec, MaterializationSpec):
         return frozenset(each.source.collection for each in spec.bindings if not each.disable)
     transforms = spec.derivation.transforms if spec.derivation else ()
@@ -40,18 +60,22 @@ def reads_of(spec: TaskSpec) -> frozenset[str]:
 
 def writes_of(spec: TaskSpec) -> frozenset[str]:
     """Return the collections that a task writes to, beside those in which it reports on itself."""
+    if isinstance(spec, CaptureSpec):
+        return frozenset(each.target for each in spec.bindings if each.target and not each.disable)
     return frozenset() if isinstance(spec, MaterializationSpec) else frozenset({spec.name})
 
 
 def build_task(
     catalog: Catalog,
     spec: TaskSpec,
-    connect: Callable[[Endpoint, str], Materialization],
+    connect: Connect,
     *,
     shards: int | None = None,
     name: str | None = None,
 ) -> RunnableTask:
-    """Build a task of any kind. May ask its endpoint, by what `connect` returns, and block."""
+    """Build a task of any kind. May ask its endpoint, by what `connect` makes, and block."""
+    if isinstance(spec, CaptureSpec):
+        return capture.build(catalog, spec, connect.capture, name=name)
     if isinstance(spec, MaterializationSpec):
-        return materialize.build(catalog, spec, connect, shards=shards, name=name)
+        return materialize.build(catalog, spec, connect.materialization, shards=shards, name=name)
     return derive.build(catalog, spec, shards=shards, name=name)

@@ -1,9 +1,10 @@
 """PURE: the collections in which tasks report on themselves.
 
-    ops/stats    one document per transaction, which is visible if, and only if, the transaction is
-    ops/logs     a task's log: warnings, errors, progress
+    ops/stats        one document per transaction, which is visible if, and only if, it is
+    ops/logs         a task's log: warnings, errors, progress
+    ops/quarantine   documents that a capture refused, where its catalog says so
 
-Both are partitioned by task, so that the journal of a task is known without looking; they are read
+All are partitioned by task, so that the journal of a task is known without looking; they are read
 like any other collection.
 """
 
@@ -28,6 +29,18 @@ _COUNTS: Final[Json] = {
 }
 
 _SECTIONS: Final[dict[str, Json]] = {
+    "capture": {
+        "type": "object",
+        "additionalProperties": {
+            "type": "object",
+            "properties": {
+                "out": _COUNTS,
+                "refusedTotal": {"type": "integer", "reduce": {"strategy": "sum"}},
+            },
+            "reduce": {"strategy": "merge"},
+        },
+        "reduce": {"strategy": "merge"},
+    },
     "materialize": {
         "type": "object",
         "additionalProperties": {
@@ -108,10 +121,28 @@ _LOGS_SCHEMA: Final[Json] = {
 }
 
 
-def _of_tasks(name: str, schema: Json) -> CollectionSpec:
+_QUARANTINE_SCHEMA: Final[Json] = {
+    "type": "object",
+    "required": ["shard", "ts", "collection", "origin", "reasons"],
+    "properties": {
+        "shard": {
+            "type": "object",
+            "required": ["kind", "name"],
+            "properties": {"kind": {"type": "string"}, "name": {"type": "string"}},
+        },
+        "ts": {"type": "string", "format": "date-time"},
+        "collection": {"type": "string"},
+        "origin": {"type": "string"},
+        "reasons": {"type": "array", "items": {"type": "string"}},
+        "text": {"type": "string"},
+    },
+}
+
+
+def _of_tasks(name: str, schema: Json, *key: str) -> CollectionSpec:
     return CollectionSpec(
         name=name,
-        key=("/shard/kind", "/shard/name", "/ts"),
+        key=("/shard/kind", "/shard/name", "/ts", *key),
         write_schema=Frozen(schema),
         read_schema=Frozen(schema),
         fields=(
@@ -123,7 +154,8 @@ def _of_tasks(name: str, schema: Json) -> CollectionSpec:
 
 STATS: Final = _of_tasks("ops/stats", _STATS_SCHEMA)
 LOGS: Final = _of_tasks("ops/logs", _LOGS_SCHEMA)
-OPS: Final = (STATS, LOGS)
+QUARANTINE: Final = _of_tasks("ops/quarantine", _QUARANTINE_SCHEMA, "/collection", "/origin")
+OPS: Final = (STATS, LOGS, QUARANTINE)
 
 
 def journal_of(collection: CollectionSpec, *, kind: TaskKindName, task: str) -> JournalName:

@@ -18,7 +18,15 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol
@@ -121,6 +129,7 @@ class Ended(enum.Enum):
 
     STOPPED = "as it was asked to, or after its number of transactions"
     REPLAYED = "after the one transaction that it had to repeat"
+    PAUSED = "at the end of what its source has for now"
 
 
 class RunnableTask(Protocol):
@@ -269,26 +278,35 @@ class TaskPublisher:
 
 @contextlib.asynccontextmanager
 async def open_publisher(
-    task: RunnableTask, world: World, *collections: CollectionSpec
+    task: RunnableTask,
+    world: World,
+    *collections: CollectionSpec,
+    reports: Sequence[CollectionSpec] = (),
 ) -> AsyncIterator[TaskPublisher]:
     """Open what publishes for a task; its producer lives as long as the session.
 
-    The bindings of the publisher are the statistics, and then these collections.
+    The bindings of the publisher are the statistics, then these collections, then `reports`: other
+    collections in which the task reports on itself.
     """
     if world.preview_store is not None:
         yield TaskPublisher(None)
         return
-    journal = ops.journal_of(ops.STATS, kind=task.kind, task=task.name)
     journals = world.planner.journals
-    if not await journals.exists(str(journal)):
-        await journals.create(journal)
+
+    async def fixed(spec: CollectionSpec) -> Fixed:
+        journal = ops.journal_of(spec, kind=task.kind, task=task.name)
+        if not await journals.exists(str(journal)):
+            await journals.create(journal)
+        return Fixed(spec=spec, journal=str(journal))
+
     publisher = Publisher(
         journals,
         world.planner.blobs,
         world.planner.schemas,
         [
-            Fixed(spec=ops.STATS, journal=str(journal)),
+            await fixed(ops.STATS),
             *(Mapped(spec=collection) for collection in collections),
+            *[await fixed(spec) for spec in reports],
         ],
         producer=Producer.from_random(world.entropy(6)),
         now=world.now,

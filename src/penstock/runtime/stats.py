@@ -17,7 +17,7 @@ from penstock.runtime.ops import TaskKindName
 
 _SECOND: Final = duration(1)
 
-Section = Literal["materialize", "derive"]
+Section = Literal["capture", "derive", "materialize"]
 """The member of the document that a kind fills."""
 
 

@@ -65,9 +65,11 @@ async def _supervised(
             control.nothing_to_finish = True
             committed = control.transactions
             try:
-                if await task.run_session(world, control) is Ended.STOPPED:
+                ended = await task.run_session(world, control)
+                if ended is Ended.STOPPED:
                     return
-                _log.info("%s: replayed the transaction that was under way", task.name)
+                if ended is Ended.REPLAYED:
+                    _log.info("%s: replayed the transaction that was under way", task.name)
                 failures = 0
                 continue
             except PenstockError as error:

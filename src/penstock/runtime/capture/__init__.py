@@ -1,0 +1,1 @@
+"""Captures: documents from where people have them, once. README.md is the map."""

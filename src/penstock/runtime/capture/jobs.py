@@ -1,0 +1,273 @@
+"""The documents of a capture's transaction: taken in, and published unseen.
+
+What came with the sequences is taken in by the leader. What Spark is to read is one job for each
+binding: its tasks read, validate, redact and stage fragments, which the leader adopts
+(`reading_tasks.py`). Documents that the schema refuses stop the transaction, are skipped, or are
+published to `ops/quarantine`, as the binding says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import UserError
+from penstock.journal.schemas import layout
+from penstock.model.clock import Clock
+from penstock.model.json_order import Json
+from penstock.model.schema import compiled
+from penstock.native.arrow import to_arrow, to_json
+from penstock.native.take import Taken, Taker
+from penstock.runtime import ops
+from penstock.runtime.capture.transaction import BindingCounts, CaptureTransaction
+from penstock.runtime.connector.capture import Documents, Given, SparkRead
+from penstock.runtime.job_runner import JobRunner
+from penstock.runtime.stats import Counts, rfc3339
+from penstock.runtime.waiting import in_thread
+
+if TYPE_CHECKING:
+    from penstock.journal.publisher import Publisher
+    from penstock.runtime.capture.build import CapturedBinding, CaptureTask
+    from penstock.runtime.capture.reading_tasks import ReadReport
+    from penstock.runtime.control import Control
+    from penstock.runtime.session import TaskPublisher, World
+
+_log = logging.getLogger("penstock.runtime")
+
+REFUSALS_SHOWN: Final = 20
+"""Refused documents that are reported; a transaction that they stop does not look for more."""
+
+PREVIEWED_MAX: Final = 100
+"""Documents that a preview shows of what Spark reads."""
+
+
+class DocumentsRefused(UserError):
+    """Some documents do not fit the schema of their collection, and nothing was captured."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Count:
+    docs: int = 0
+    bytes: int = 0
+    refused: int = 0
+
+
+class CaptureJobs:
+    """Publishes the documents of one session's transactions."""
+
+    def __init__(
+        self,
+        task: CaptureTask,
+        world: World,
+        control: Control,
+        publisher: TaskPublisher,
+        *,
+        epoch: int,
+    ) -> None:
+        self._task = task
+        self._world = world
+        self._control = control
+        self._publisher: Publisher | None = publisher.publisher
+        """None in a preview."""
+        self._takers = {
+            binding.index: Taker(compiled(binding.collection.write_schema.text), salt=binding.salt)
+            for binding in task.bindings
+        }
+        self._runner = JobRunner(
+            task.name,
+            (),
+            world.planner,
+            world.spark,
+            epoch=epoch,
+            local_dir=world.local_dir,
+            waits=control.waits,
+            waits_for=task.connector.waits_for,
+        )
+
+    def finish(self) -> int:
+        """Return the number of jobs of the last transaction, and count anew."""
+        jobs, self._runner.jobs_run = self._runner.jobs_run, 0
+        return jobs
+
+    async def publish(self, txn: CaptureTransaction) -> Mapping[int, BindingCounts]:
+        """Publish the documents of a transaction, and return what each binding captured."""
+        counts: dict[int, _Count] = {}
+        for read in (read for sequence in txn.sequences for read in sequence.reads):
+            await self._read(read, txn, counts.setdefault(read.binding, _Count()))
+        given = [given for sequence in txn.sequences for given in sequence.given]
+        for binding, documents in _merged(given):
+            await self._take(binding, documents, txn, counts.setdefault(binding, _Count()))
+        return {
+            at: BindingCounts(
+                written=Counts(docs=count.docs, bytes=count.bytes), refused=count.refused
+            )
+            for at, count in counts.items()
+        }
+
+    # ------------------------------------------------------------------------------ in the leader
+
+    async def _take(
+        self, at: int, documents: Documents, txn: CaptureTransaction, count: _Count
+    ) -> None:
+        binding = self._task.binding(at)
+        taken = await in_thread(lambda: take(self._takers[at], documents))
+        lines = refusal_lines(taken, documents)
+        count.refused += len(taken.refused)
+        if taken.refused:
+            self._refuse(binding, lines, len(taken.refused))
+            if binding.on_invalid == "quarantine":
+                await self._quarantine(quarantined(binding, taken, documents, txn.closed))
+        count.docs += taken.rows.num_rows
+        count.bytes += taken.rows.nbytes
+        if self._publisher is None:
+            self._show(binding, to_json(taken.rows, self._takers[at].root))
+        else:
+            await self._publisher.publish(binding.target, taken.rows)
+
+    def _refuse(self, binding: CapturedBinding, lines: Sequence[str], many: int) -> None:
+        """Stop at refused documents, or go on without them, as the binding says."""
+        shown = "\n        ".join(lines[:REFUSALS_SHOWN])
+        some = "1 document does" if many == 1 else f"{many} documents do"
+        if binding.on_invalid == "stop":
+            raise DocumentsRefused(
+                f"nothing was captured: {some} not fit the schema of {binding.collection.name}",
+                where=f"capture {self._task.name}",
+                why=shown,
+                fix="correct them at the source, let the schema admit them, or go on without them: "
+                "onInvalid: skip, or quarantine",
+            )
+        what = "skipped" if binding.on_invalid == "skip" else "put into ops/quarantine"
+        _log.warning(
+            "%s: %s not fit the schema of %s, and %s %s: %s",
+            self._task.name,
+            some,
+            binding.collection.name,
+            "was" if many == 1 else "were",
+            what,
+            lines[0] if lines else "",
+        )
+
+    async def _quarantine(self, documents: list[dict[str, Json]]) -> None:
+        if self._publisher is not None:
+            root = layout(ops.QUARANTINE.write_schema.text)
+            await self._publisher.publish(self._task.quarantine, to_arrow(documents, root))
+
+    def _show(self, binding: CapturedBinding, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._control.on_document(binding.collection.name, text)
+
+    # ---------------------------------------------------------------------------------- by Spark
+
+    async def _read(self, read: SparkRead, txn: CaptureTransaction, count: _Count) -> None:
+        binding = self._task.binding(read.binding)
+        await self._runner.start(read.bytes)
+        publisher = self._publisher
+        staging = None if publisher is None else await publisher.staging(binding.target)
+        quarantine = None
+        if publisher is not None and binding.on_invalid == "quarantine":
+            quarantine = await publisher.staging(self._task.quarantine)
+
+        def run() -> ReadReport:
+            from penstock.runtime.capture.reading_tasks import ReadingTask, run_read
+
+            return run_read(
+                self._runner.spark,
+                ReadingTask(
+                    read=read,
+                    binding=binding,
+                    staging=staging,
+                    quarantine=quarantine,
+                    at=txn.closed,
+                ),
+            )
+
+        report = await self._runner.attempt(lambda _: self._runner.in_spark(run))
+        count.refused += report.refused
+        if report.refused:
+            self._refuse(binding, report.lines, report.refused)
+        self._show(binding, report.shown)
+        for staged in report.staged:
+            if publisher is not None:
+                await publisher.adopt(staged)
+        count.docs += report.docs
+        count.bytes += report.bytes
+
+
+# ------------------------------------------------------------------------- in leaders and in tasks
+
+
+def take(taker: Taker, documents: Documents) -> Taken:
+    """Take documents in, whatever form they have."""
+    if documents.texts is not None:
+        return taker.take_texts(documents.texts, documents.meta)
+    if documents.columns is not None:
+        return taker.take_columns(documents.columns, documents.meta)
+    return taker.take_texts((), None)
+
+
+def refusal_lines(taken: Taken, documents: Documents) -> list[str]:
+    """A line `origin: pointer: what is wrong` for each of the first refused documents."""
+    return [
+        f"{documents.origin(each.at)}: {'; '.join(map(str, each.violations))}"
+        for each in taken.refused[:REFUSALS_SHOWN]
+    ]
+
+
+def quarantined(
+    binding: CapturedBinding, taken: Taken, documents: Documents, at: Clock
+) -> list[dict[str, Json]]:
+    """Refused documents as those of `ops/quarantine`.
+
+    Without their text if the schema hides something: what is hidden in a refused one is not known.
+    """
+    found: list[dict[str, Json]] = []
+    for refused in taken.refused:
+        document: dict[str, Json] = {
+            "shard": {"kind": "capture", "name": binding.task},
+            "ts": rfc3339(at),
+            "collection": binding.collection.name,
+            "origin": documents.origin(refused.at),
+            "reasons": [str(violation) for violation in refused.violations],
+        }
+        if not binding.hides:
+            document["text"] = refused.text
+        found.append(document)
+    return found
+
+
+def _merged(given: Sequence[Given]) -> Iterator[tuple[int, Documents]]:
+    """Documents of one binding together, in order: a batch costs more than a document."""
+    for at, group in itertools.groupby(
+        sorted(given, key=lambda each: each.binding), key=lambda each: each.binding
+    ):
+        some = [each.documents for each in group]
+        if all(each.texts is not None for each in some):
+            yield at, _joined(some)
+        else:
+            for each in some:
+                yield at, each
+
+
+def _joined(some: Sequence[Documents]) -> Documents:
+    import pyarrow as pa
+
+    if len(some) == 1:
+        return some[0]
+    starts = list(itertools.accumulate((each.count for each in some), initial=0))
+
+    def origin(at: int) -> str:
+        import bisect
+
+        which = bisect.bisect_right(starts, at) - 1
+        return some[which].origin(at - starts[which])
+
+    metas = [each.meta for each in some if each.meta is not None]
+    meta = None
+    if len(metas) == len(some):
+        table = pa.Table.from_batches(metas).combine_chunks()
+        meta = table.to_batches()[0] if table.num_rows else metas[0]
+    texts = [text for each in some for text in each.texts or ()]
+    return Documents(texts=texts, meta=meta, origin=origin)
