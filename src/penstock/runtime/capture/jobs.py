@@ -114,10 +114,10 @@ class CaptureJobs:
     ) -> None:
         binding = self._task.binding(at)
         taken = await in_thread(lambda: take(self._takers[at], documents))
-        lines = refusal_lines(taken, documents)
-        count.refused += len(taken.refused)
-        if taken.refused:
-            self._refuse(binding, lines, len(taken.refused))
+        many = len(taken.refused) + len(documents.broken)
+        count.refused += many
+        if many:
+            self._refuse(binding, refusal_lines(taken, documents), many)
             if binding.on_invalid == "quarantine":
                 await self._quarantine(quarantined(binding, taken, documents, txn.closed))
         count.docs += taken.rows.num_rows
@@ -210,7 +210,8 @@ def take(taker: Taker, documents: Documents) -> Taken:
 
 def refusal_lines(taken: Taken, documents: Documents) -> list[str]:
     """A line `origin: pointer: what is wrong` for each of the first refused documents."""
-    return [
+    broken = [f"{each.origin}: {each.reason}" for each in documents.broken]
+    return broken + [
         f"{documents.origin(each.at)}: {'; '.join(map(str, each.violations))}"
         for each in taken.refused[:REFUSALS_SHOWN]
     ]
@@ -223,17 +224,22 @@ def quarantined(
 
     Without their text if the schema hides something: what is hidden in a refused one is not known.
     """
+    refused = [
+        (documents.origin(each.at), each.text, [str(violation) for violation in each.violations])
+        for each in taken.refused
+    ]
+    refused += [(each.origin, each.text, [each.reason]) for each in documents.broken]
     found: list[dict[str, Json]] = []
-    for refused in taken.refused:
+    for origin, text, reasons in refused:
         document: dict[str, Json] = {
             "shard": {"kind": "capture", "name": binding.task},
             "ts": rfc3339(at),
             "collection": binding.collection.name,
-            "origin": documents.origin(refused.at),
-            "reasons": [str(violation) for violation in refused.violations],
+            "origin": origin,
+            "reasons": list(reasons),
         }
         if not binding.hides:
-            document["text"] = refused.text
+            document["text"] = text
         found.append(document)
     return found
 
@@ -244,7 +250,7 @@ def _merged(given: Sequence[Given]) -> Iterator[tuple[int, Documents]]:
         sorted(given, key=lambda each: each.binding), key=lambda each: each.binding
     ):
         some = [each.documents for each in group]
-        if all(each.texts is not None for each in some):
+        if all(each.texts is not None and not each.broken for each in some):
             yield at, _joined(some)
         else:
             for each in some:

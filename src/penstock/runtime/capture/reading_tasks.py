@@ -165,8 +165,8 @@ def _stage(
                 stager.write(taken.rows)
             elif len(facts["shown"]) < PREVIEWED_MAX:
                 facts["shown"] += to_json(taken.rows.slice(0, PREVIEWED_MAX), taker.root)
-            if taken.refused:
-                facts["refused"] += len(taken.refused)
+            if taken.refused or documents.broken:
+                facts["refused"] += len(taken.refused) + len(documents.broken)
                 facts["lines"] += refusal_lines(taken, documents)
                 if binding.on_invalid == "stop" and facts["refused"] >= REFUSALS_SHOWN:
                     break

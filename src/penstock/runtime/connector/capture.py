@@ -64,6 +64,15 @@ class SourceBinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """Something of the source that is no document at all: a row with too many fields."""
+
+    origin: str
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
     """Some documents of one binding, in order: JSON texts, or columns."""
 
@@ -74,6 +83,8 @@ class Documents:
     """The members of `/_meta`, row by row; needed only if the binding `wants_meta`."""
     origin: Callable[[int], str]
     """Where the document at a position comes from, for people: `orders.jsonl:17`."""
+    broken: tuple[Broken, ...] = ()
+    """Found among them, and handled as documents that do not fit the schema."""
 
     @property
     def count(self) -> int:

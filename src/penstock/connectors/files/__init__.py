@@ -1,0 +1,1 @@
+"""`source-files`: documents from JSONL, CSV and Parquet files, of a directory or a bucket."""

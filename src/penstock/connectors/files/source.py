@@ -1,0 +1,381 @@
+"""`source-files`: the session lists files, and gives those that are new, once.
+
+Few bytes are read by the leader; many by Spark tasks, each some files or a part of one. A sequence
+is some whole files, and its checkpoint remembers them by size and time. A file that is another one
+than it was when it was read is named, and not read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.connectors.files.cursor import Changed, Cursor, Found, settled, take
+from penstock.connectors.files.formats import CsvOptions, Reading, Split, read_split
+from penstock.connectors.files.places import Place
+from penstock.connectors.files.splits import Group, plan
+from penstock.errors import UserError
+from penstock.journal.schemas import layout
+from penstock.model.config_schema import ConfigSchema
+from penstock.model.json_order import Json
+from penstock.runtime.connector.capture import (
+    GIVEN_BYTES_MAX,
+    CaptureSequence,
+    Discovered,
+    Documents,
+    Given,
+    Idle,
+    Opening,
+    Polled,
+    SourceBinding,
+)
+from penstock.runtime.secrets import resolve
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger("penstock.runtime")
+
+SEQUENCE_BYTES_MAX: Final = 2 << 30
+SEQUENCE_FILES_MAX: Final = 10_000
+
+
+class Files:
+    """The connector (`Capture`)."""
+
+    config_schema = ConfigSchema(
+        {
+            "path": {
+                "type": "string",
+                "title": "a directory, or the URL of one: s3://bucket/prefix",
+                "examples": ["data"],
+                "minLength": 1,
+            },
+            "pollInterval": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "title": "a number of seconds: the time between two listings",
+                "examples": [30],
+            },
+            "settle": {
+                "type": "number",
+                "minimum": 0,
+                "title": "a number of seconds: files that changed later are left alone for now",
+                "examples": [2],
+            },
+            "onChanged": {
+                "enum": ["stop", "ignore"],
+                "title": "what to do about a file that changed after it was read",
+            },
+            "monotonic": {
+                "type": "boolean",
+                "title": "true if no new file is older than one that was read",
+            },
+        },
+        required=("path",),
+    )
+    resource_schema = ConfigSchema(
+        {
+            "path": {
+                "type": "string",
+                "title": "a file, a directory, or a pattern: orders/*.jsonl",
+                "examples": ["orders/*.jsonl"],
+            },
+            "format": {"enum": ["jsonl", "csv", "parquet"], "title": "the format of the files"},
+            "csv": {
+                "type": "object",
+                "title": "how CSV files are written",
+                "additionalProperties": False,
+                "properties": {
+                    "delimiter": {"type": "string", "minLength": 1, "maxLength": 1},
+                    "quote": {"type": "string", "maxLength": 1},
+                    "header": {"type": "boolean"},
+                    "columns": {"type": "array", "items": {"type": "string"}},
+                    "nulls": {"type": "array", "items": {"type": "string"}},
+                },
+            },
+        },
+        required=("path",),
+    )
+
+    def __init__(self, config: Json, *, where: str) -> None:
+        given = self.config_schema.read(resolve(config, where=where), where=f"{where}: config")
+        self._where = where
+        self._place = Place(given["path"].rstrip("/") or "/")
+        self._poll_s = float(given.get("pollInterval", 30 if self._place.is_local else 10))
+        self._settle_s = float(given.get("settle", 1))
+        self._stops_at_change = given.get("onChanged", "stop") == "stop"
+        self._monotonic = bool(given.get("monotonic", False))
+        self._stop = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"Files({self._place})"
+
+    def check(self) -> None:
+        """Raise if the directory cannot be listed."""
+        self._place.list("")
+
+    def discover(self) -> Sequence[Discovered]:
+        from penstock.connectors.files.discover import discover
+
+        return discover(self._place)
+
+    def open(self, opening: Opening) -> FilesSession:
+        self._stop.clear()
+        bindings = [
+            _Binding(
+                source=binding,
+                pattern=str(_resource(binding)["path"]),
+                reading=_reading(self._place, binding),
+                cursor=Cursor.decode(
+                    opening.state.get(binding.state_key)
+                    if isinstance(opening.state, dict)
+                    else None,
+                    monotonic=self._monotonic,
+                ),
+            )
+            for binding in opening.bindings
+        ]
+        return FilesSession(self, bindings, opening)
+
+    def interrupt(self) -> None:
+        self._stop.set()
+
+    def waits_for(self) -> str | None:
+        return None
+
+    # What its sessions ask of it
+
+    @property
+    def place(self) -> Place:
+        return self._place
+
+    @property
+    def poll_s(self) -> float:
+        return self._poll_s
+
+    @property
+    def settle_s(self) -> float:
+        return self._settle_s
+
+    def changed(self, changed: Sequence[Changed]) -> None:
+        """Name files that are others than they were."""
+        first = changed[0]
+        name = self._place.name(first.path)
+        many = f" ({len(changed)} files)" if len(changed) > 1 else ""
+        what = f"a file changed after it was read{many}"
+        why = f"it had {first.size_then:,} bytes when it was read, and has {first.size_now:,} now"
+        if self._stops_at_change:
+            raise UserError(
+                what,
+                where=name,
+                why=why,
+                fix="write new documents to new files; to read all files again raise the binding's "
+                "backfill; to leave it as it is set onChanged: ignore [E-FILE-CHANGED]",
+            )
+        _log.warning("%s: %s: %s; it is not read again", name, what, why)
+
+
+def _resource(binding: SourceBinding) -> dict[str, Any]:
+    value = binding.resource.value
+    if not isinstance(value, dict):
+        raise UserError("a resource is a mapping", fix="resource: {path: orders/*.jsonl}")
+    return value
+
+
+def _reading(place: Place, binding: SourceBinding) -> Reading:
+    resource = _resource(binding)
+    csv = resource.get("csv", {})
+    return Reading(
+        place=place,
+        format=resource.get("format"),
+        csv=CsvOptions(
+            delimiter=csv.get("delimiter"),
+            quote=csv.get("quote", '"'),
+            header=csv.get("header", True),
+            columns=tuple(csv.get("columns", ())),
+            nulls=tuple(csv.get("nulls", ("",))),
+        ),
+        meta=binding.wants_meta,
+        root=layout(binding.collection.write_schema.text),
+    )
+
+
+@dataclass(slots=True)
+class _Binding:
+    """A binding at work."""
+
+    source: SourceBinding
+    pattern: str
+    reading: Reading
+    cursor: Cursor
+
+
+class FilesSession:
+    """A session (`CaptureSession`)."""
+
+    def __init__(self, files: Files, bindings: Sequence[_Binding], opening: Opening) -> None:
+        self._files = files
+        self._bindings = bindings
+        self._opening = opening
+        self._waiting: dict[int, list[Found]] = {}
+        """New files by binding, which were listed and are not given yet."""
+        self._named: set[str] = set()
+        """Changed files that were named already."""
+        self._next_s = 0.0
+        """When to list again."""
+        self._listed = False
+        self._watch = _Watch(files.place) if files.place.is_local and not opening.ends else None
+
+    def poll(self, wait_s: float) -> Polled:
+        until = time.monotonic() + wait_s
+        while True:
+            if not any(self._waiting.values()):
+                if self._opening.ends and self._listed:
+                    return Idle.NOTHING
+                self._pause(until)
+                if time.monotonic() >= self._next_s:
+                    self._list()
+            if (sequence := self._sequence()) is not None:
+                return sequence
+            if time.monotonic() >= until:
+                waits = any(self._waiting.values()) or not self._listed
+                return Idle.PENDING if waits else Idle.NOTHING
+            if any(self._waiting.values()):
+                time.sleep(0.05)  # until they are settled
+
+    def _pause(self, until: float) -> None:
+        """Wait for the next listing, or until something changes."""
+        left = min(until, self._next_s) - time.monotonic()
+        if left <= 0:
+            return
+        if self._watch is None:
+            time.sleep(left)
+        elif self._watch.wait(left):
+            self._next_s = 0.0
+
+    def _list(self) -> None:
+        self._next_s = time.monotonic() + self._files.poll_s
+        changed: list[Changed] = []
+        for at, binding in enumerate(self._bindings):
+            listed = self._files.place.list(binding.pattern)
+            for each in listed:
+                binding.reading.format_of(each.path)
+            changed += [c for c in binding.cursor.changed(listed) if c.path not in self._named]
+            self._waiting[at] = binding.cursor.fresh(listed)
+        self._listed = True
+        if changed:
+            self._named.update(each.path for each in changed)
+            self._files.changed(changed)
+
+    def _sequence(self) -> CaptureSequence | None:
+        """The next files of the first binding that has some."""
+        for at, waiting in self._waiting.items():
+            ready = settled(waiting, now_ns=time.time_ns(), settle_s=self._files.settle_s)
+            files = take(ready, bytes_max=SEQUENCE_BYTES_MAX, files_max=SEQUENCE_FILES_MAX)
+            if files:
+                self._waiting[at] = waiting[len(files) :]
+                return self._given(self._bindings[at], self._fresh_sizes(at, files))
+        return None
+
+    def _fresh_sizes(self, at: int, files: list[Found]) -> list[Found]:
+        """Look at files again that were listed before they were settled."""
+        place = self._files.place
+        if not place.is_local:
+            return files
+        found = [place.look(each.path) for each in files]
+        kept = [each for each in found if each is not None]
+        limit = time.time_ns() - int(self._files.settle_s * 1e9)
+        late = [each for each in kept if each.version > limit]
+        if late:
+            self._waiting[at] = sorted([*late, *self._waiting[at]])
+        return [each for each in kept if each.version <= limit]
+
+    def _given(self, binding: _Binding, files: list[Found]) -> CaptureSequence | None:
+        if not files:
+            return None
+        after, patch = binding.cursor.read(files)
+        size = sum(each.size for each in files)
+        index = binding.source.index
+        key = binding.source.state_key
+        if size <= GIVEN_BYTES_MAX and not any(_is_dense(each.path) for each in files):
+            given = tuple(
+                Given(binding=index, documents=documents, bytes=0)
+                for file in files
+                for documents in read_split(binding.reading, Split(file=file))
+            )
+            given = tuple(
+                replace(each, bytes=size if at == 0 else 0) for at, each in enumerate(given)
+            )
+            sequence = CaptureSequence(given=given, patches=({key: patch},))
+        else:
+            groups = tuple(plan(binding.reading, files))
+            read = FileRead(binding=index, bytes=size, reading=binding.reading, groups=groups)
+            sequence = CaptureSequence(reads=(read,), patches=({key: patch},))
+        binding.cursor = after
+        return sequence
+
+    def acknowledge(self, sequences: int) -> None:
+        """Files are not told."""
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+
+def _is_dense(path: str) -> bool:
+    """True if a few bytes of a file may stand for many."""
+    return path.endswith((".gz", ".zst", ".bz2", ".parquet", ".pq"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRead:
+    """Files that Spark reads (`SparkRead`): a task for each group, in order."""
+
+    binding: int
+    bytes: int
+    reading: Reading
+    groups: tuple[Group, ...]
+
+    @property
+    def rows_max(self) -> tuple[int, ...]:
+        return tuple(group.rows_max for group in self.groups)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return spark.range(0, len(self.groups), 1, len(self.groups))
+
+    def documents(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Documents]:
+        for batch in batches:
+            ids: list[int] = batch.to_pydict()["id"]
+            for at in ids:
+                for split in self.groups[at].splits:
+                    yield from read_split(self.reading, split)
+
+
+class _Watch:
+    """Tells when something changes below a directory."""
+
+    def __init__(self, place: Place) -> None:
+        from watchfiles import RustNotify  # type: ignore[attr-defined]
+
+        self._notify: Any = None
+        with contextlib.suppress(OSError, FileNotFoundError):
+            self._notify = RustNotify([str(place.local)], False, False, 300, True, True)
+
+    def wait(self, seconds: float) -> bool:
+        """True if something changed; returns after so many seconds at the latest."""
+        if self._notify is None:
+            time.sleep(seconds)
+            return False
+        found = self._notify.watch(50, 10, max(1, int(seconds * 1000)), None)
+        return isinstance(found, set)
+
+    def close(self) -> None:
+        if self._notify is not None:
+            self._notify.close()
