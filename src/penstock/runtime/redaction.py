@@ -35,9 +35,8 @@ class Redaction:
     def __call__(self, text: str, *, cut: bool = False) -> str:
         """The text without them; if it was `cut`, also without a beginning of one at its end."""
         text = self._any.sub(REDACTED, text)
-        if cut:
-            longest = max((self._begun(text, form) for form in self._forms), default=0)
-            text = text[: len(text) - longest]
+        while cut and (begun := max((self._begun(text, form) for form in self._forms), default=0)):
+            text = text[: len(text) - begun]
         return text
 
     def _begun(self, text: str, form: str) -> int:
