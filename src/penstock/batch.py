@@ -1,4 +1,4 @@
-"""Tasks run until they have caught up: what `penstock run` and `Penstock.run` share."""
+"""Tasks run until they have caught up, or on and on: what `penstock run` and `Penstock.run` share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
-from penstock.model.spec import Catalog, CollectionSpec, Endpoint
+from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.runtime")
 
 _WAIT_S: Final = 0.5
+_WAIT_S_MAX: Final = 30.0
 
 SHORT_BYTES: Final = 64 << 20
 """Stored documents up to which a run that ends is over before well compiled code pays: 2,000,000
@@ -108,7 +109,7 @@ class StopHandle:
 def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
     """Return the tasks named, which must be there, or all that are not disabled.
 
-    A name that a derivation and a materialization share is that of both.
+    A name that tasks of several kinds share is that of all of them.
     """
     tasks = runnable_tasks(catalog)
     by_name = {spec.name: spec for spec in tasks}
@@ -116,17 +117,17 @@ def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
         if name not in by_name:
             raise UserError(
                 f"there is no task {name} to run",
-                fix=f"one of {', '.join(by_name)}"
-                if by_name
-                else "the catalog has no derivation or materialization",
+                fix=f"one of {', '.join(by_name)}" if by_name else "the catalog has no task",
             )
     if names:
         return [spec for spec in tasks if spec.name in names]
-    return [spec for spec in tasks if not shards_of(spec).disable and not _reads_nothing(spec)]
+    return [spec for spec in tasks if not shards_of(spec).disable and not _does_nothing(spec)]
 
 
-def _reads_nothing(spec: TaskSpec) -> bool:
-    """True for a derivation whose transforms are all disabled, which `check` warns of."""
+def _does_nothing(spec: TaskSpec) -> bool:
+    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
+    if isinstance(spec, CaptureSpec):
+        return not writes_of(spec)
     return isinstance(spec, CollectionSpec) and not reads_of(spec)
 
 
@@ -211,18 +212,36 @@ async def run_graph(
     return runs
 
 
+async def run_always(
+    catalog: Catalog,
+    specs: Sequence[TaskSpec],
+    world: World,
+    *,
+    shards: int | None = None,
+    stop: StopHandle | None = None,
+    on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
+) -> list[TaskRun]:
+    """Run tasks, all at once, until they are stopped. One that fails stops no other."""
+    return await asyncio.gather(
+        *(
+            run_until(catalog, spec, world, None, shards=shards, stop=stop, on_progress=on_progress)
+            for spec in specs
+        )
+    )
+
+
 async def run_until(
     catalog: Catalog,
     spec: TaskSpec,
     world: World,
-    revision: int,
+    revision: int | None,
     *,
     shards: int | None = None,
     stop: StopHandle | None = None,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
     run: TaskRun | None = None,
 ) -> TaskRun:
-    """Run a task until it has stored what was committed up to `revision`.
+    """Run a task until it has stored what was committed up to `revision`; until a stop, if None.
 
     Its errors are part of what became of it, and are not raised. `run` is added to, if given.
     """
@@ -237,8 +256,9 @@ async def run_until(
         stop.add(control)
     began = time.monotonic()
     try:
-        task = await control.stoppable(_built(catalog, spec, shards, control))
-        await supervise(task, world, control, Patience(failures_max=FAILURES_MAX))
+        failures_max = None if revision is None else FAILURES_MAX
+        task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
+        await supervise(task, world, control, Patience(failures_max=failures_max))
     except StoppedEarly:
         pass
     except PenstockError as error:
@@ -258,7 +278,11 @@ async def run_until(
 
 
 async def _built(
-    catalog: Catalog, spec: TaskSpec, shards: int | None, control: Control
+    catalog: Catalog,
+    spec: TaskSpec,
+    shards: int | None,
+    control: Control,
+    failures_max: int | None,
 ) -> RunnableTask:
     """Build a task; again in a while, if its endpoint cannot be asked just now."""
     failures = 0
@@ -267,10 +291,10 @@ async def _built(
             return await build_stoppably(catalog, spec, control, shards=shards)
         except PenstockError as error:
             failures += 1
-            if not is_transient(error) or failures == FAILURES_MAX:
+            if not is_transient(error) or failures == failures_max:
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
-            await asyncio.sleep(_WAIT_S * 2 ** (failures - 1))
+            await asyncio.sleep(min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX))
 
 
 async def build_stoppably(

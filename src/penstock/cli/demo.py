@@ -1,4 +1,4 @@
-"""`penstock demo`: a catalog, its sample documents, and the resulting tables, in one command."""
+"""`penstock demo`: a catalog, its sample files, and the resulting tables, in one command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.api import Penstock
     from penstock.batch import TaskRun
-    from penstock.model.spec import Catalog, CollectionSpec
+    from penstock.model.spec import Catalog
 
 _ROWS_SHOWN = 8
 _WIDTH_OF_FILES = 200
@@ -35,10 +35,10 @@ def demo(
         Path, typer.Argument(help="Directory of the demo; created if missing.", metavar="DIR")
     ] = Path("demo"),
 ) -> None:
-    """Run a small shop: sample documents go through collections into SQLite tables.
+    """Run a small shop: files are captured, and go through collections into SQLite tables.
 
     The catalog is written first if DIR has none, and everything stays in DIR. Change the catalog,
-    append documents, and run it again: it continues from where it was.
+    add files, and run it again: it continues from where it was.
 
     Example: penstock demo demo
     """
@@ -52,13 +52,13 @@ def demo(
         catalog = load_catalog([Path("catalog.yaml")], environ=os.environ)
         penstock.apply("catalog.yaml")
         stderr.print("checked and applied the catalog", markup=False)
-        for collection, path in _samples(catalog):
-            _append(penstock, collection, path)
         try:
-            with _step("running materializations on Spark"):
+            with _step("running captures, derivations and materializations"):
                 runs = penstock.run()
         finally:
             close_spark()
+        for line in _steps(catalog, runs):
+            stderr.print(line, markup=False)
         tables = {name: _rows(name) for name in _tables(catalog)}
     if settings.json:
         print_json({name: rows for name, (_, rows) in tables.items()})
@@ -76,24 +76,23 @@ def _opened(settings: Settings) -> Iterator[Penstock]:
         yield opened
 
 
-def _samples(catalog: Catalog) -> Iterator[tuple[CollectionSpec, Path]]:
-    """Yield the collections that have sample documents, each with its file."""
-    for collection in catalog.collections:
-        path = Path("data", f"{collection.name.rpartition('/')[2]}.jsonl")
-        if collection.derivation is None and path.is_file():
-            yield collection, path
-
-
-def _append(penstock: Penstock, collection: CollectionSpec, path: Path) -> None:
-    """Append the sample documents, once."""
-    import json
-
-    if penstock.journals(collection.name):
-        stderr.print(f"{collection.name} already has its documents", markup=False)
-        return
-    with path.open() as lines:
-        count = penstock.append(collection.name, (json.loads(line) for line in lines))
-    stderr.print(f"appended {count} documents from {path} to {collection.name}", markup=False)
+def _steps(catalog: Catalog, runs: Sequence[TaskRun]) -> Iterator[str]:
+    """Say what each task did, in the order of the catalog's picture."""
+    by_name = {run.task: run for run in runs}
+    for kind, names in (
+        ("captured", [spec.name for spec in catalog.captures]),
+        ("derived", [spec.name for spec in catalog.derivations]),
+        ("stored", [spec.name for spec in catalog.materializations]),
+    ):
+        for run in (by_name[name] for name in names if name in by_name):
+            if not run.transactions:
+                yield f"{run.task}: nothing new"
+                continue
+            many = "transaction" if run.transactions == 1 else "transactions"
+            yield (
+                f"{run.task}: read {run.documents} documents, {kind} {run.stored}, "
+                f"in {run.transactions} {many}, {run.jobs} Spark jobs, {run.seconds:.1f} s"
+            )
 
 
 def _tables(catalog: Catalog) -> list[str]:
@@ -141,8 +140,9 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
     stdout.print("\nNext:", markup=False)
     for command, why in (
         (f"cd {directory}", "everything is in here; the database is shop.db"),
-        ("penstock append shop/stock data/stock.jsonl", "the same movements again"),
+        ("cp data/stock.jsonl data/stock-2.jsonl", "a new file, of the same movements"),
         ("penstock run", "sums grow, each document counted once"),
+        ("penstock run --follow", "the same for files to come, until Ctrl-C"),
         ("penstock read ops/stats", "a document about each transaction"),
         ("penstock check --explain catalog.yaml", "the plan that Spark runs"),
     ):

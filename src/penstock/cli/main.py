@@ -13,6 +13,7 @@ from penstock.cli import (
     check,
     compact,
     demo,
+    discover,
     doctor,
     fragments,
     gc,
@@ -65,6 +66,7 @@ def _penstock(
 register(app, init.init)
 register(app, check.check)
 register(app, test.run_tests, "test")
+register(app, discover.discover)
 register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)

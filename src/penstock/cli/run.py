@@ -1,4 +1,4 @@
-"""`penstock run`: run tasks until everything that is there now has been processed."""
+"""`penstock run`: run tasks until everything that is there now has been processed, or for ever."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ def run(
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on with what comes, until Ctrl-C or the timeout."),
+    ] = False,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
@@ -55,9 +59,12 @@ def run(
     """Run tasks until everything that is there when it starts has been processed.
 
     What is appended meanwhile may be processed as well, or by the next run. A task starts when the
-    derivations that it reads from have caught up. Each transaction happens completely and once,
-    also if this process is killed in between: run it again, and it goes on where it was. One task
-    that fails does not stop another; the exit code is 1 then.
+    captures and derivations that it reads from have caught up. Each transaction happens completely
+    and once, also if this process is killed in between: run it again, and it goes on where it was.
+    One task that fails does not stop another; the exit code is 1 then.
+
+    With --follow, all tasks run at once and go on with whatever comes: captures that serve or
+    watch something need that.
 
     Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
     a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
@@ -66,7 +73,7 @@ def run(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    stops.run(_run(settings, task or (), shards, limit_s, install=install))
+    stops.run(_run(settings, task or (), shards, limit_s, follow=follow, install=install))
 
 
 def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
@@ -101,9 +108,10 @@ async def _run(
     shards: int | None,
     limit_s: float | None,
     *,
+    follow: bool,
     install: bool,
 ) -> None:
-    from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
+    from penstock.batch import StopHandle, open_world, run_always, run_graph, tasks_to_run
 
     loop = asyncio.get_running_loop()
     until = None if limit_s is None else loop.time() + limit_s
@@ -112,7 +120,7 @@ async def _run(
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
-            world = await open_world(settings, store, ends=True)
+            world = await open_world(settings, store, ends=not follow)
         if install:
             await _install(catalog)
         handle = StopHandle()
@@ -123,8 +131,9 @@ async def _run(
             handle.stop()
 
         with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
+            run_all = run_always if follow else run_graph
             running = asyncio.create_task(
-                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
+                run_all(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
             )
             left_s = None if until is None else max(0.0, until - loop.time())
             _, late = await asyncio.wait([running], timeout=left_s)

@@ -1,0 +1,171 @@
+"""`penstock discover`: ask an endpoint what it has, and write a catalog file for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.stopping import stops
+from penstock.errors import UsageError, UserError
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.model.spec import Endpoint
+    from penstock.runtime.connector.capture import Capture, Discovered
+
+
+def discover(
+    settings: Settings,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A connector's image, such as penstock/source-files, or a catalog file.",
+            metavar="SOURCE",
+        ),
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="A YAML file with the endpoint's configuration."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A member of the configuration; repeatable.", metavar="NAME=VALUE"
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The capture; collections have its name's first part."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file to write; stdout by default.")
+    ] = None,
+) -> None:
+    """Ask an endpoint what it has, and write a catalog that captures it.
+
+    With an image, a new catalog is written: a collection for each resource, with a schema and a
+    key, and a capture that fills them. Read it before you apply it: a schema is made from what is
+    there now. With a catalog that has a capture, only resources are written that it has no binding
+    for. No file is ever overwritten.
+
+    Example: penstock discover penstock/source-files --set path=data --name acme/files --out acme.yaml
+    """
+    stops.run(_discover(settings, source, config, values or (), name, out))
+
+
+async def _discover(
+    settings: Settings,
+    source: str,
+    config: Path | None,
+    values: Sequence[str],
+    name: str | None,
+    out: Path | None,
+) -> None:
+    from penstock.connectors import builtin
+    from penstock.runtime.waiting import interruptible
+
+    if out is not None and out.exists():
+        raise UsageError(
+            f"{out} already exists", where="--out", fix="choose another file: none is overwritten"
+        )
+    known: set[str] = set()
+    if source.endswith((".yaml", ".yml", ".json")):
+        task, endpoint, known = _of_catalog(Path(source), name)
+    else:
+        task = name or "acme/source"
+        endpoint = _endpoint(source, _config(config, values))
+    connector: Capture = builtin.capture(endpoint, task)
+    found = await interruptible(connector.discover, connector.interrupt)
+    new = [each for each in found if json.dumps(each.resource, sort_keys=True) not in known]
+    catalog = _catalog(task, endpoint, new)
+    for each in new:
+        if each.note:
+            stderr.print(f"{each.name}: {each.note}", markup=False)
+    if not new:
+        stderr.print("there is nothing that has no binding yet" if known else "nothing was found")
+    if settings.json:
+        print_json(catalog)
+        return
+    text = yaml.safe_dump(catalog, sort_keys=False, allow_unicode=True, width=100)
+    if out is None:
+        stdout.print(text, markup=False, highlight=False, soft_wrap=True, end="")
+        return
+    out.write_text(text)
+    many = "1 resource" if len(new) == 1 else f"{len(new)} resources"
+    stderr.print(f"wrote {out}: {many}; then: penstock check {out}", markup=False)
+
+
+def _of_catalog(path: Path, name: str | None) -> tuple[str, Endpoint, set[str]]:
+    """Return the capture of a catalog, its endpoint, and the resources it has bindings for."""
+    from penstock.catalog.build import load_catalog
+
+    captures = load_catalog([path], environ=None).captures
+    chosen = [spec for spec in captures if name in (None, spec.name)]
+    if len(chosen) != 1:
+        known = ", ".join(spec.name for spec in captures)
+        raise UsageError(
+            "the catalog has several captures" if chosen else f"there is no capture {name or ''}",
+            where=str(path),
+            fix=f"choose one with --name: {known}" if known else "add a capture, or give an image",
+        )
+    (spec,) = chosen
+    bound = {json.dumps(each.resource.value, sort_keys=True) for each in spec.bindings}
+    return spec.name, spec.endpoint, bound
+
+
+def _config(file: Path | None, values: Sequence[str]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    if file is not None:
+        try:
+            loaded = yaml.safe_load(file.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(
+                "the configuration cannot be read", where=str(file), why=str(error)
+            ) from None
+        if not isinstance(loaded, dict):
+            raise UserError("the configuration is not a mapping", where=str(file))
+        config = loaded
+    for value in values:
+        member, equals, text = value.partition("=")
+        if not equals:
+            raise UsageError(f"{value!r} sets nothing", where="--set", fix="--set path=data")
+        config[member] = yaml.safe_load(text)
+    return config
+
+
+def _endpoint(image: str, config: dict[str, Any]) -> Endpoint:
+    from penstock.model.spec import Endpoint, Frozen
+
+    return Endpoint(kind="connector", image=image, config=Frozen(config))
+
+
+def _catalog(task: str, endpoint: Endpoint, found: Sequence[Discovered]) -> dict[str, Any]:
+    prefix = task.rpartition("/")[0]
+    names = {id(each): f"{prefix}/{each.name}" if prefix else each.name for each in found}
+    place: dict[str, Any] = {"config": endpoint.config.value}
+    if endpoint.image is not None:
+        place = {"image": endpoint.image, **place}
+    return {
+        "collections": {
+            names[id(each)]: {"key": list(each.key), "schema": each.schema} for each in found
+        },
+        "captures": {
+            task: {
+                "endpoint": {endpoint.kind: place},
+                "bindings": [
+                    {
+                        "resource": each.resource,
+                        "target": names[id(each)],
+                        **({"disable": True} if each.disable else {}),
+                    }
+                    for each in found
+                ],
+            }
+        },
+    }
