@@ -1,4 +1,4 @@
-"""Tasks run until they have caught up, or on and on: what `penstock run` and `Penstock.run` share."""
+"""Runs tasks until they have caught up, or on and on: for `penstock run` and `Penstock.run`."""
 
 from __future__ import annotations
 

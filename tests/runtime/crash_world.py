@@ -21,10 +21,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import batch, failpoints, wall_clock
+from penstock import failpoints, wall_clock
 from penstock.batch import make_world, run_until
 from penstock.catalog import desired
 from penstock.catalog.build import load_catalog
+from penstock.connectors import builtin
 from penstock.consensus.open import open_consensus
 from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import current_revision
@@ -212,7 +213,7 @@ class Deployment:
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)
             if self.connect is not None:
-                batch.materialization = self.connect  # type: ignore[attr-defined]
+                builtin.materialization = self.connect  # type: ignore[assignment]
             failpoints.arm(failpoint)
             run = await run_until(
                 catalog,

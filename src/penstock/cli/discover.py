@@ -54,21 +54,9 @@ def discover(
     there now. With a catalog that has a capture, only resources are written that it has no binding
     for. No file is ever overwritten.
 
-    Example: penstock discover penstock/source-files --set path=data --name acme/files --out acme.yaml
+    Example: penstock discover penstock/source-files --set path=data --out acme.yaml
     """
-    stops.run(_discover(settings, source, config, values or (), name, out))
-
-
-async def _discover(
-    settings: Settings,
-    source: str,
-    config: Path | None,
-    values: Sequence[str],
-    name: str | None,
-    out: Path | None,
-) -> None:
     from penstock.connectors import builtin
-    from penstock.runtime.waiting import interruptible
 
     if out is not None and out.exists():
         raise UsageError(
@@ -79,26 +67,34 @@ async def _discover(
         task, endpoint, known = _of_catalog(Path(source), name)
     else:
         task = name or "acme/source"
-        endpoint = _endpoint(source, _config(config, values))
-    connector: Capture = builtin.capture(endpoint, task)
-    found = await interruptible(connector.discover, connector.interrupt)
+        endpoint = _endpoint(source, _config(config, values or ()))
+    found: list[Discovered] = []
+    stops.run(_ask(builtin.capture(endpoint, task), found))
     new = [each for each in found if json.dumps(each.resource, sort_keys=True) not in known]
-    catalog = _catalog(task, endpoint, new)
     for each in new:
         if each.note:
             stderr.print(f"{each.name}: {each.note}", markup=False)
     if not new:
         stderr.print("there is nothing that has no binding yet" if known else "nothing was found")
-    if settings.json:
-        print_json(catalog)
-        return
+    _write(_catalog(task, endpoint, new), out, len(new), as_json=settings.json)
+
+
+async def _ask(connector: Capture, found: list[Discovered]) -> None:
+    from penstock.runtime.waiting import interruptible
+
+    found += await interruptible(connector.discover, connector.interrupt)
+
+
+def _write(catalog: dict[str, Any], out: Path | None, count: int, *, as_json: bool) -> None:
     text = yaml.safe_dump(catalog, sort_keys=False, allow_unicode=True, width=100)
-    if out is None:
+    if as_json:
+        print_json(catalog)
+    elif out is None:
         stdout.print(text, markup=False, highlight=False, soft_wrap=True, end="")
-        return
-    out.write_text(text)
-    many = "1 resource" if len(new) == 1 else f"{len(new)} resources"
-    stderr.print(f"wrote {out}: {many}; then: penstock check {out}", markup=False)
+    if out is not None:
+        out.write_text(text)
+        many = "1 resource" if count == 1 else f"{count} resources"
+        stderr.print(f"wrote {out}: {many}; then: penstock check {out}", markup=False)
 
 
 def _of_catalog(path: Path, name: str | None) -> tuple[str, Endpoint, set[str]]:
