@@ -123,10 +123,13 @@ class Place:
         finally:
             await store.close()
 
-    def apply(self, collections: Document, tasks: Document) -> None:
+    def apply(
+        self, collections: Document, tasks: Document, captures: Document | None = None
+    ) -> None:
         """A catalog of these; JSON is YAML."""
         file = self.directory / "catalog.json"
-        file.write_text(json.dumps({"collections": collections, "materializations": tasks}))
+        catalog = {"collections": collections, "materializations": tasks}
+        file.write_text(json.dumps({**catalog, "captures": captures or {}}))
 
         async def apply() -> None:
             async with self.store() as store:
