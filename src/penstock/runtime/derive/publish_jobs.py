@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -46,13 +47,23 @@ pa: Any = pyarrow
 ORDER: Final = "$ord"
 """The column that orders documents of one key; no member of a document is called so by a lambda."""
 
+KEY_HASH: Final = "$key"
+"""The column by which repeated keys are found."""
+
 _REPORT: Final = t.StructType(
     [
         t.StructField("staged", t.BinaryType()),
+        t.StructField("hashes", t.BinaryType()),
         t.StructField("error", t.StringType()),
     ]
 )
-_REPORT_ARROW: Final = pa.schema([("staged", pa.binary()), ("error", pa.utf8())])
+_REPORT_ARROW: Final = pa.schema(
+    [("staged", pa.binary()), ("hashes", pa.binary()), ("error", pa.utf8())]
+)
+
+
+class RepeatedKeys(Exception):
+    """Several documents of one key were staged, in no order."""
 
 
 class Publishing:
@@ -81,13 +92,28 @@ class Publishing:
             frame = self._combined(frame, ordered=ordered)
         elif ordered:
             frame = self._in_order(frame, few=few)
+        return self._stored(frame)
+
+    def apart(self, published: DataFrame) -> DataFrame:
+        """Return documents that journals can hold, and `KEY_HASH`: in no order, and as many.
+
+        That is enough if no two are of one key, and spares an exchange of all of them.
+        """
+        target = self._target
+        frame = check_documents(published, target.schema, target.root)
+        keyed = frame.withColumn(KEY_HASH, f.xxhash64(*reduction_keys(target.plan)))
+        return self._stored(keyed, KEY_HASH)
+
+    def _stored(self, frame: DataFrame, *others: str) -> DataFrame:
+        """Return the columns of stored documents, redacted, and then others."""
+        target = self._target
         frame = frame.select(
-            *(f.col(quoted(name)) for name in self._names if name in frame.columns)
+            *(f.col(quoted(name)) for name in (*self._names, *others) if name in frame.columns)
         )
         absent = [x for x in spark_schema(target.root).fields if x.name not in frame.columns]
         if absent:
             frame = frame.withColumns({x.name: f.lit(None).cast(x.dataType) for x in absent})
-            frame = frame.select(*(f.col(quoted(name)) for name in self._names))
+            frame = frame.select(*(f.col(quoted(name)) for name in (*self._names, *others)))
         return redact_rows(frame, target.schema, target.root, target.salt)
 
     def _combined(self, frame: DataFrame, *, ordered: bool) -> DataFrame:
@@ -136,30 +162,54 @@ class Publishing:
 
 
 def stage(documents: DataFrame, staging: FragmentStaging) -> tuple[StagedFragments, ...]:
-    """Run a Spark job that stages documents as fragments, and return its reports. Blocks."""
+    """Run a Spark job that stages documents as fragments, and return its reports. Blocks.
+
+    Raises `RepeatedKeys` if the documents have a `KEY_HASH`, and two of them the same.
+    """
     with job_errors():
         rows = map_rows(documents, _stager(staging), _REPORT).toArrow().to_pylist()
     for row in rows:
         if row["error"] is not None:
             raise error_from_text(row["error"])
+    _check_distinct([row["hashes"] for row in rows if row["hashes"] is not None])
     reports = (StagedFragments.decode(row["staged"]) for row in rows)
     return tuple(report for report in reports if report.fragments)
 
 
+def _check_distinct(hashes: list[bytes]) -> None:
+    if hashes:
+        every = np.concatenate([np.frombuffer(some, np.int64) for some in hashes])
+        every.sort()
+        if (every[1:] == every[:-1]).any():
+            raise RepeatedKeys
+
+
 def _stager(staging: FragmentStaging) -> Callable[[Batches], Batches]:
     def run(batches: Batches) -> Batches:
+        hashes: list[bytes] = []
+
+        def without_hashes() -> Batches:
+            for batch in batches:
+                if KEY_HASH in batch.schema.names:
+                    hashes.append(batch.column(KEY_HASH).to_numpy().astype(np.int64).tobytes())
+                    batch = batch.drop_columns([KEY_HASH])
+                yield batch
+
         try:
-            yield _report(stage_fragments(staging, batches).encode(), None)
+            staged = stage_fragments(staging, without_hashes())
+            yield _report(staged.encode(), b"".join(hashes) if hashes else None, None)
         except PenstockError as error:
             # As data: the job has not failed, the blob store has, and trying again is not Spark's.
-            yield _report(None, error)
+            yield _report(None, None, error)
 
     return run
 
 
-def _report(staged: bytes | None, error: PenstockError | None) -> pyarrow.RecordBatch:
+def _report(
+    staged: bytes | None, hashes: bytes | None, error: PenstockError | None
+) -> pyarrow.RecordBatch:
     """Return the report of one task as a result row."""
-    values = [staged, None if error is None else error_to_text(error)]
+    values = [staged, hashes, None if error is None else error_to_text(error)]
     batch: pyarrow.RecordBatch = pa.RecordBatch.from_arrays(
         [pa.array([v], kind.type) for v, kind in zip(values, _REPORT_ARROW, strict=True)],
         schema=_REPORT_ARROW,

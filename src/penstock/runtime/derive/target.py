@@ -12,7 +12,7 @@ from penstock.model.redact import has_redactions
 from penstock.model.reduce import Strategy
 from penstock.model.schema import CompiledSchema, compiled
 from penstock.model.spec import CollectionSpec
-from penstock.native.plan import ReductionPlan, Value, compile_reduction, walk
+from penstock.native.plan import PlanKind, ReductionPlan, Value, compile_reduction, walk
 
 _ORDERLESS = frozenset({Strategy.SUM, Strategy.MINIMIZE, Strategy.MAXIMIZE})
 
@@ -44,6 +44,15 @@ class DerivedTarget:
         what the write schema would fold into one.
         """
         return self.spec.write_schema == self.spec.read_schema
+
+    @cached_property
+    def keeps_documents(self) -> bool:
+        """True if combining documents can do no more than drop those that are written over.
+
+        Then there is nothing to gain by it where no two documents are of one key.
+        """
+        last = self.plan.kind is PlanKind.LAST and self.plan.apart is None
+        return last or not self.combines
 
     @cached_property
     def is_ordered(self) -> bool:

@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 SMALL_BYTES: Final = 4 << 20
 """Stored size of documents up to which a transaction is small; what it publishes is hardly more."""
 
+APART_MAX: Final = 8_000_000
+"""Documents of a transaction whose key hashes the leader compares, at eight bytes each."""
+
 TARGET: Final = 1
 """The derived collection among the bindings of the publisher."""
 
@@ -144,6 +147,8 @@ class DeriveJobs:
             waits_for=lambda: None,
         )
         self._opened: _Opened | None = None
+        self._repeats_keys = False
+        """A transaction of this session published several documents of one key."""
 
     def finish(self) -> int:
         """Return the number of jobs of the last transaction, and count anew."""
@@ -264,16 +269,34 @@ class DeriveJobs:
             return TransformOutcome(batches=batches)
         staging = await publisher.staging(TARGET)
 
-        def stage() -> TransformOutcome:
+        def stage(*, apart: bool) -> TransformOutcome:
             from penstock.runtime.derive import publish_jobs
 
             published = self._published(opened, deliveries, _frames(readings))
-            documents = opened.publishing.documents(published, few=False)
-            with opened.errors(), opened.publishing.explaining(lambda: published):
+            way = opened.publishing
+            documents = way.apart(published) if apart else way.documents(published, few=False)
+            with opened.errors(), way.explaining(lambda: published):
                 staged = publish_jobs.stage(documents, staging)
             return TransformOutcome(staged=staged)
 
-        return await self._runner.in_spark(stage)
+        if not self._may_be_apart(txn, among=among):
+            return await self._runner.in_spark(lambda: stage(apart=False))
+        from penstock.runtime.derive.publish_jobs import RepeatedKeys
+
+        try:
+            return await self._runner.in_spark(lambda: stage(apart=True))
+        except RepeatedKeys:
+            self._repeats_keys = True  # as the next transactions will
+            return await self._runner.in_spark(lambda: stage(apart=False))
+
+    def _may_be_apart(self, txn: DeriveTransaction, *, among: bool) -> bool:
+        """True if it is worth a try to publish documents in no order: see `Publishing.apart`."""
+        return (
+            not among
+            and not self._repeats_keys
+            and self._task.target.keeps_documents
+            and txn.read_docs <= APART_MAX
+        )
 
     def _collected(
         self,
