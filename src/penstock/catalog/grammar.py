@@ -556,13 +556,22 @@ VERIFY = KeyedMapping(
         "partitions": Key("Which partitions to compare.", PARTITIONS),
     },
 )
+SAMPLE = KeyedMapping(
+    "a capture step",
+    {
+        "name": _required("The capture.", NAME),
+        "sample": _required("A file with what a preview of the capture printed.", TEXT),
+        "description": DESCRIPTION,
+    },
+)
 STEP = KeyedMapping(
     "a step",
     {
+        "capture": Key("Ingest what a capture gave when it was recorded.", SAMPLE),
         "ingest": Key("Append documents, as one transaction.", INGEST),
         "verify": Key("Compare all documents of a collection.", VERIFY),
     },
-    one_of=("ingest", "verify"),
+    one_of=("capture", "ingest", "verify"),
 )
 STEPS = ListOf("a list of steps", STEP)
 TEST = Either(

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from penstock.cli.frame import print_json, stdout
-from penstock.errors import UserError
+from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
+
+
+DEMO: Final = "demo"
 
 
 def init(
@@ -20,12 +23,28 @@ def init(
     directory: Annotated[
         Path, typer.Argument(help="Directory to write to; created if missing.", metavar="DIR")
     ] = Path(),
+    template: Annotated[
+        str, typer.Option("--template", help="What to start from; --list-templates says which.")
+    ] = DEMO,
+    listed: Annotated[
+        bool, typer.Option("--list-templates", help="List the templates, and write nothing.")
+    ] = False,
 ) -> None:
     """Write a small working catalog with sample data. Never overwrites a file.
 
-    Example: penstock init demo && penstock check demo
+    There is a template for each kind of source, and the one of the demo.
+
+    Example: penstock init acme --template files && penstock check acme
     """
-    written = write_template(directory)
+    if listed:
+        for name in templates():
+            stdout.print(name, markup=False)
+        return
+    if template not in templates():
+        raise UsageError(
+            f"there is no template {template}", where="--template", fix=", ".join(templates())
+        )
+    written = write_template(directory, template)
     main = directory / "catalog.yaml"
     if settings.json:
         print_json({"directory": str(directory), "catalog": str(main), "files": written})
@@ -41,9 +60,15 @@ def init(
         stdout.print(f"  {command:<44} # {why}", markup=False)
 
 
-def write_template(directory: Path) -> list[str]:
-    """Write every file of the template, or none if one of them exists."""
-    template = list(_template())
+def templates() -> list[str]:
+    """Return the names of the templates."""
+    root = files("penstock.catalog") / "templates"
+    return sorted(entry.name for entry in root.iterdir() if (entry / "catalog.yaml").is_file())
+
+
+def write_template(directory: Path, name: str = DEMO) -> list[str]:
+    """Write every file of a template, or none if one of them exists."""
+    template = list(_template(name))
     taken = [name for name, _ in template if (directory / name).exists()]
     if taken:
         raise UserError(
@@ -64,8 +89,8 @@ def write_template(directory: Path) -> list[str]:
     return [name for name, _ in template]
 
 
-def _template() -> Iterator[tuple[str, bytes]]:
-    root = files("penstock.catalog") / "templates" / "demo"
+def _template(name: str) -> Iterator[tuple[str, bytes]]:
+    root = files("penstock.catalog") / "templates" / name
     pending: list[tuple[PurePosixPath, Traversable]] = [(PurePosixPath(), root)]
     while pending:
         at, place = pending.pop(0)

@@ -7,7 +7,6 @@ than it was when it was read is named, and not read again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -25,6 +24,7 @@ from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import (
     GIVEN_BYTES_MAX,
+    WAIT_S,
     CaptureSequence,
     Discovered,
     Documents,
@@ -257,7 +257,7 @@ class FilesSession:
             return
         if self._watch is None:
             time.sleep(left)
-        elif self._watch.wait(left):
+        elif self._watch.wait():
             self._next_s = 0.0
 
     def _list(self) -> None:
@@ -359,23 +359,25 @@ class FileRead:
 
 
 class _Watch:
-    """Tells when something changes below a directory."""
+    """Tells when something changes below a directory of this machine."""
 
     def __init__(self, place: Place) -> None:
-        from watchfiles import RustNotify  # type: ignore[attr-defined]
+        from watchfiles import watch
 
-        self._notify: Any = None
-        with contextlib.suppress(OSError, FileNotFoundError):
-            self._notify = RustNotify([str(place.local)], False, False, 300, True, True)
+        self._stop = threading.Event()
+        self._changes: Iterator[Any] = watch(
+            place.local,
+            stop_event=self._stop,
+            debounce=50,
+            step=10,
+            rust_timeout=int(WAIT_S * 1000),
+            yield_on_timeout=True,
+            raise_interrupt=False,
+        )
 
-    def wait(self, seconds: float) -> bool:
-        """True if something changed; returns after so many seconds at the latest."""
-        if self._notify is None:
-            time.sleep(seconds)
-            return False
-        found = self._notify.watch(50, 10, max(1, int(seconds * 1000)), None)
-        return isinstance(found, set)
+    def wait(self) -> bool:
+        """True if something changed; returns after `WAIT_S` at the latest."""
+        return bool(next(self._changes, ()))
 
     def close(self) -> None:
-        if self._notify is not None:
-            self._notify.close()
+        self._stop.set()
