@@ -14,7 +14,6 @@ from penstock.cli.frame import print_json, stdout
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
-
 DEMO: Final = "demo"
 
 

@@ -28,6 +28,13 @@ class Place:
 
     url: str
 
+    @classmethod
+    def of(cls, path: str) -> Place:
+        """Return the place of a URL, or of a path relative to where this process runs."""
+        if urlsplit(path).scheme:
+            return cls(path.rstrip("/"))
+        return cls(str(Path(path).absolute()))
+
     def __repr__(self) -> str:
         return f"Place({mask_url(self.url)})"
 

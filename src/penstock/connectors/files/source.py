@@ -107,7 +107,7 @@ class Files:
     def __init__(self, config: Json, *, where: str) -> None:
         given = self.config_schema.read(resolve(config, where=where), where=f"{where}: config")
         self._where = where
-        self._place = Place(given["path"].rstrip("/") or "/")
+        self._place = Place.of(given["path"])
         self._poll_s = float(given.get("pollInterval", 30 if self._place.is_local else 10))
         self._settle_s = float(given.get("settle", 1))
         self._stops_at_change = given.get("onChanged", "stop") == "stop"
