@@ -19,6 +19,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from chaos.process_tree import under_fire
+from chaos.two_hops import CLEAN, COUNTED, ROWS, oracle
 from runtime.derive.deriving import derived_inputs
 from runtime.sessions import ACCOUNTS, Place, accounts, task
 
@@ -28,80 +29,6 @@ DOCUMENTS, KILLS, KEYS = (200_000, 20, 1000) if LONG else (3_000, 2, 50)
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600 + 3600 * LONG)]
 
 Document = dict[str, Any]
-
-INTEGER = {"type": "integer"}
-CLEAN: Document = {
-    "key": ["/total"],
-    "schema": {
-        "type": "object",
-        "required": ["account", "total", "top"],
-        "additionalProperties": False,
-        "properties": {"account": INTEGER, "total": INTEGER, "top": INTEGER},
-    },
-    "derive": {
-        "using": {"spark": {}},
-        "transforms": [
-            {
-                "name": "fromAccounts",
-                "source": "acme/accounts",
-                "shuffle": "any",
-                "lambda": "select account, total, top from source where region is not null",
-            }
-        ],
-    },
-}
-COUNTED: Document = {
-    "key": ["/account"],
-    "schema": {
-        "type": "object",
-        "required": ["account"],
-        "additionalProperties": False,
-        "reduce": {"strategy": "merge"},
-        "properties": {
-            "account": INTEGER,
-            "count": {"type": "integer", "reduce": {"strategy": "sum"}},
-            "total": {"type": "integer", "reduce": {"strategy": "sum"}},
-            "top": {"type": "integer", "reduce": {"strategy": "maximize"}},
-            "seen": {"type": "integer", "reduce": {"strategy": "maximize"}},
-        },
-    },
-    "derive": {
-        "using": {
-            "sqlite": {
-                "migrations": [
-                    "create table seen (account integer primary key, n integer not null)"
-                ]
-            }
-        },
-        "transforms": [
-            {
-                "name": "fromClean",
-                "source": "acme/clean",
-                "shuffle": {"key": ["/account"]},
-                "lambda": "insert into seen values ($account, 1)"
-                " on conflict (account) do update set n = n + 1;"
-                "select $account as account, 1 as count, $total as total, $top as top, n as seen"
-                " from seen where account = $account;",
-            }
-        ],
-    },
-}
-COLUMNS = ("count", "total", "top", "seen")
-ROWS = "SELECT account, count, cast(total AS bigint), top, seen FROM accounts"
-
-
-def oracle(documents: int) -> dict[int, tuple[int, ...]]:
-    """What the table must hold, worked out by hand: by account, its `COLUMNS`."""
-    rows: dict[int, tuple[int, ...]] = {}
-    for doc in accounts(0, documents, keys=KEYS):
-        count, total, top, _ = rows.get(doc["account"], (0, 0, 0, 0))
-        rows[doc["account"]] = (
-            count + 1,
-            total + doc["total"],
-            max(top, doc["top"]),
-            count + 1,
-        )
-    return rows
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -135,6 +62,8 @@ def test_killing_the_process_tree_at_any_time_loses_and_doubles_nothing_over_two
     else:
         with contextlib.closing(sqlite3.connect(place.database())) as database:
             rows = database.execute(ROWS).fetchall()
-    assert {account: tuple(map(int, row)) for account, *row in rows} == oracle(fire.appended), fire
+    assert {account: tuple(map(int, row)) for account, *row in rows} == oracle(
+        fire.appended, KEYS
+    ), fire
     for name in ("acme/clean", "acme/counted"):
         assert derived_inputs(place, name) == fire.appended, f"{fire}: {name}"
