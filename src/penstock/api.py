@@ -35,6 +35,7 @@ from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import LoopThread
+from penstock.journal.inferred import all_inferred
 from penstock.journal.journals import Journal, Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
@@ -117,7 +118,8 @@ class Penstock:
     def apply(self, *catalogs: str | Path) -> ApplyResult:
         """Check catalogs and record them as what shall run here; what they leave out is removed."""
         paths = [Path(path) for path in catalogs]
-        given = build_valid(paths, environ=os.environ, connectors=BUILTIN)
+        inferred = self._thread.run(all_inferred(self._store))
+        given = build_valid(paths, environ=os.environ, connectors=BUILTIN, inferred=inferred)
         check = fits_stored(self._store, given.collections)
         return self._thread.run(desired.apply(self._store, given.catalog, check=check))
 

@@ -6,21 +6,24 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock import wall_clock
+from penstock.catalog.schema_bundle import with_inferred
 from penstock.connectors import builtin
 from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.follower import current_revision
+from penstock.journal.inferred import inferred
 from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
-from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint
+from penstock.model.observed import Observed
+from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint, Frozen
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
@@ -35,6 +38,7 @@ from penstock.runtime.kinds import (
     shards_of,
     writes_of,
 )
+from penstock.runtime.refusals import RefusedDocument
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
@@ -257,8 +261,17 @@ async def run_until(
     began = time.monotonic()
     try:
         failures_max = None if revision is None else FAILURES_MAX
-        task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
-        await supervise(task, world, control, Patience(failures_max=failures_max))
+        while True:
+            known = await _learnt(catalog, world)
+            catalog = _with_inferred(catalog, known)
+            task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
+            try:
+                await supervise(task, world, control, Patience(failures_max=failures_max))
+                break
+            except RefusedDocument:
+                if await _learnt(catalog, world) == known:
+                    raise
+                _log.info("%s: goes on with a wider schema", spec.name)
     except StoppedEarly:
         pass
     except PenstockError as error:
@@ -275,6 +288,26 @@ async def run_until(
         run.seconds += time.monotonic() - began
         run.stopped = control.is_stopping()
     return run
+
+
+async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
+    """Return the schemas of documents so far, of collections that are read by them."""
+    names = [each.name for each in catalog.collections if each.reads_inferred]
+    return await inferred(world.planner.journals.store, names)
+
+
+def _with_inferred(catalog: Catalog, learnt: Mapping[str, Observed]) -> Catalog:
+    return replace(
+        catalog,
+        collections=tuple(
+            replace(
+                each, read_schema=Frozen(with_inferred(each.read_schema.value, learnt[each.name]))
+            )
+            if each.name in learnt
+            else each
+            for each in catalog.collections
+        ),
+    )
 
 
 async def _built(

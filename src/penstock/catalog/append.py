@@ -11,19 +11,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from penstock import wall_clock
 from penstock.catalog.collection_lookup import find_collection, salt_of
 from penstock.catalog.intake import Chunk, Intake, RefusedLine
 from penstock.errors import UserError
 from penstock.journal.blobs import BlobStore
+from penstock.journal.inferred import learn
 from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas
 from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer
+from penstock.model.observed import observe
 from penstock.model.schema import compiled
 from penstock.model.spec import Catalog
+from penstock.native.arrow import to_json
 from penstock.runtime.waiting import in_thread
 
 REFUSALS_SHOWN: Final = 20
@@ -92,6 +97,10 @@ async def append_documents(
             if refusals.enough:
                 break
             if chunk.documents is not None and (skip_invalid or not refusals.count):
+                if spec.reads_inferred:
+                    texts = to_json(chunk.documents, intake.root)
+                    seen = observe([msgspec.json.decode(text) for text in texts])
+                    await learn(journals.store, collection, seen=seen)
                 await publisher.publish(0, chunk.documents)
             on_chunk(chunk)
         refusals.check(collection)

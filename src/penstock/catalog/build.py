@@ -25,6 +25,7 @@ from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
 from penstock.catalog.tasks import build_capture, build_materialization, check_shared
 from penstock.errors import UserError
+from penstock.model.observed import Observed
 from penstock.model.spec import Catalog, FragmentStore, StorageMapping
 from penstock.runtime.ops import OPS
 
@@ -63,12 +64,13 @@ def build_catalog(
     environ: Mapping[str, str] | None,
     allow_outside: bool = False,
     connectors: Connectors | None = None,
+    inferred: Mapping[str, Observed] | None = None,
 ) -> BuildResult:
     """Read catalogs and their imports, check everything, and build what is valid.
 
     `environ` is where secrets must be set; None skips that check, on machines that check catalogs
     but never run them. `connectors` are those that tasks run with; None skips all checks of
-    endpoints.
+    endpoints. `inferred` are the schemas of documents so far, by collection.
     """
     diagnostics = Diagnostics()
     sources = Sources(diagnostics, allow_outside=allow_outside)
@@ -78,7 +80,7 @@ def build_catalog(
             check(root, CATALOG, diagnostics)
     scope = Scope(sources, {kind: _definitions(kind, sources) for kind in _KINDS}, connectors)
     _check_names(scope)
-    catalog = _build(scope, environ)
+    catalog = _build(scope, environ, inferred or {})
     if connectors is not None:
         check_shared(catalog.materializations, scope, connectors)
     return BuildResult(
@@ -95,10 +97,15 @@ def build_valid(
     environ: Mapping[str, str] | None,
     allow_outside: bool = False,
     connectors: Connectors | None = None,
+    inferred: Mapping[str, Observed] | None = None,
 ) -> BuildResult:
     """Build the catalog; raises InvalidCatalog with every error in it."""
     result = build_catalog(
-        mains, environ=environ, allow_outside=allow_outside, connectors=connectors
+        mains,
+        environ=environ,
+        allow_outside=allow_outside,
+        connectors=connectors,
+        inferred=inferred,
     )
     errors = [d for d in result.diagnostics if d.is_error]
     if errors:
@@ -176,9 +183,11 @@ def _prefixes(names: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
                 yield above, name
 
 
-def _build(scope: Scope, environ: Mapping[str, str] | None) -> Catalog:
+def _build(
+    scope: Scope, environ: Mapping[str, str] | None, inferred: Mapping[str, Observed]
+) -> Catalog:
     for name, node in scope.defined["collections"].items():
-        known = build_collection(name, node, scope.sources)
+        known = build_collection(name, node, scope.sources, inferred.get(name))
         if known is not None:
             scope.collections[name] = known
     collections = []

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from penstock.catalog import reading
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
-from penstock.catalog.schema_bundle import RELAXED, WRITE, BuiltSchema, bundle, relaxed
+from penstock.catalog.schema_bundle import (
+    RELAXED,
+    WRITE,
+    BuiltSchema,
+    Schema,
+    bundle,
+    relaxed,
+)
 from penstock.catalog.scope import Known, check_key
 from penstock.journal.names import SEGMENT_BYTES_MAX, encode_value
 from penstock.model import pointer as pointers
@@ -29,10 +36,15 @@ _MAY_FOLLOW = ("E-ROOT", "E-REDUCE-PARENT")
 """Problems that may be mere consequences of a dangling reference."""
 
 
-def build_collection(name: str, node: Node, sources: Sources) -> Known | None:
-    """Build a collection without its derivation; None if it has no usable schema."""
+def build_collection(
+    name: str, node: Node, sources: Sources, inferred: Schema = None
+) -> Known | None:
+    """Build a collection without its derivation; None if it has no usable schema.
+
+    `inferred` is the schema of its documents so far, if it is known.
+    """
     key = _key(node, sources)
-    schemas = _schemas(node, key, sources)
+    schemas = _schemas(node, key, sources, inferred)
     if schemas is None:
         return None
     write, read = schemas
@@ -76,7 +88,7 @@ def _key(node: Node, sources: Sources) -> tuple[str, ...]:
 
 
 def _schemas(
-    node: Node, key: tuple[str, ...], sources: Sources
+    node: Node, key: tuple[str, ...], sources: Sources, inferred: Schema
 ) -> tuple[BuiltSchema, BuiltSchema] | None:
     """Return the write schema and the read schema, if both are sound."""
     single = node.get("schema")
@@ -98,7 +110,7 @@ def _schemas(
     if write is None or not _is_sound(write, key, sources):
         return None
     provided = {WRITE: write, RELAXED: relaxed(write, infer(write.value), key)}
-    read = bundle(read_node, sources, provided)
+    read = bundle(read_node, sources, provided, inferred)
     return (write, read) if read and _is_sound(read, key, sources) else None
 
 

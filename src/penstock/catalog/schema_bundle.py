@@ -62,9 +62,15 @@ class BuiltSchema:
 
 
 def bundle(
-    node: Node, sources: Sources, provided: Mapping[str, BuiltSchema] | None = None
+    node: Node,
+    sources: Sources,
+    provided: Mapping[str, BuiltSchema] | None = None,
+    inferred: Schema = None,
 ) -> BuiltSchema | None:
-    """Bundle the schema at `node`, inline or by reference; None if it cannot be read."""
+    """Bundle the schema at `node`, inline or by reference; None if it cannot be read.
+
+    `inferred` is what `flow://inferred-schema` stands for, if that is known yet.
+    """
     target = sources.follow(node)
     if target is None:
         return None
@@ -72,7 +78,12 @@ def bundle(
         if node.text is not None:  # the grammar reports an inline one of another type
             sources.error(node, "E-SCHEMA", f"expected a schema, found {target.node.describe()}")
         return None
-    return _Bundler(target, sources, provided or {}).bundle()
+    return _Bundler(target, sources, provided or {}, inferred or {}).bundle()
+
+
+def with_inferred(schema: Schema, inferred: Schema) -> Schema:
+    """Return a bundled schema in which `flow://inferred-schema` stands for another one now."""
+    return {**schema, "$defs": {**schema.get("$defs", {}), INFERRED: inferred}}
 
 
 def relaxed(write: BuiltSchema, shape: Shape, key: Sequence[str]) -> BuiltSchema:
@@ -126,8 +137,13 @@ def _key_schema(shape: Shape, pointer: str) -> dict[str, Any]:
 
 class _Bundler:
     def __init__(
-        self, target: ResolvedReference, sources: Sources, provided: Mapping[str, BuiltSchema]
+        self,
+        target: ResolvedReference,
+        sources: Sources,
+        provided: Mapping[str, BuiltSchema],
+        inferred: Schema,
     ) -> None:
+        self._inferred = inferred
         self._sources = sources
         self._provided = provided
         self._root = target.node
@@ -228,9 +244,9 @@ class _Bundler:
         if reference in self._embedded:
             return prefix
         if reference == INFERRED:
-            # Readers fill it in as they see documents; until then it allows anything.
+            # It is learnt from documents; until there are some it allows anything.
             self._embedded[reference] = node
-            self._definitions[reference] = {}
+            self._definitions[reference] = self._inferred
         elif built := self._provided.get(reference):
             self._embedded[reference] = built
             self._definitions[reference] = _reroot(built.value, prefix)

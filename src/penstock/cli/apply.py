@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.catalog.build import BuildResult
     from penstock.catalog.desired import ApplyResult
+    from penstock.model.observed import Observed
 
 _COLUMNS = (
     TableColumn("CHANGE"),
@@ -52,15 +55,13 @@ def apply(
 
     Example: penstock apply catalog.yaml --dry-run
     """
-    from penstock.catalog.build import build_valid
-    from penstock.connectors.builtin import BUILTIN
-
     mains = [*(catalogs or ()), *settings.catalog]
     if not mains:
         raise UsageError("no catalog given", fix="penstock apply catalog.yaml")
     environ = None if without_secrets else os.environ
-    built = build_valid(mains, environ=environ, allow_outside=allow_outside, connectors=BUILTIN)
-    applied = stops.run(_apply(settings, built, dry_run=dry_run))
+    build = partial(_built, mains, environ, allow_outside=allow_outside)
+    build({})  # what is wrong with it is said before a store is asked or made
+    applied = stops.run(_apply(settings, build, dry_run=dry_run))
     if settings.json:
         print_json(report(applied, dry_run=dry_run))
         return
@@ -69,11 +70,37 @@ def apply(
     stderr.print(summary(applied, dry_run=dry_run), markup=False)
 
 
-async def _apply(settings: Settings, built: BuildResult, *, dry_run: bool) -> ApplyResult:
+def _built(
+    mains: Sequence[Path],
+    environ: Mapping[str, str] | None,
+    inferred: Mapping[str, Observed],
+    *,
+    allow_outside: bool,
+) -> BuildResult:
+    from penstock.catalog.build import build_valid
+    from penstock.connectors.builtin import BUILTIN
+
+    return build_valid(
+        mains,
+        environ=environ,
+        allow_outside=allow_outside,
+        connectors=BUILTIN,
+        inferred=inferred,
+    )
+
+
+async def _apply(
+    settings: Settings,
+    build: Callable[[Mapping[str, Observed]], BuildResult],
+    *,
+    dry_run: bool,
+) -> ApplyResult:
     from penstock.catalog import desired
     from penstock.catalog.evolution import fits_stored
+    from penstock.journal.inferred import all_inferred
 
     async with opened(settings, create=True) as store:
+        built = build(await all_inferred(store))
         check = fits_stored(store, built.collections)
         return await desired.apply(store, built.catalog, check=check, dry_run=dry_run)
 

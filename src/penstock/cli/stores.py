@@ -44,12 +44,18 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     from penstock.catalog.build import build_valid
     from penstock.catalog.evolution import fits_stored
     from penstock.connectors.builtin import BUILTIN
+    from penstock.journal.inferred import all_inferred
     from penstock.runtime.waiting import Waits
 
     given = None
-    if settings.catalog:
-        given = build_valid(settings.catalog, environ=None, connectors=BUILTIN)
     with Waits().on("this command", f"the consensus store {mask_url(settings.consensus)}"):
+        if settings.catalog:
+            given = build_valid(
+                settings.catalog,
+                environ=None,
+                connectors=BUILTIN,
+                inferred=await all_inferred(store),
+            )
         if given is not None:
             check = fits_stored(store, given.collections)
             await desired.apply(store, given.catalog, check=check)

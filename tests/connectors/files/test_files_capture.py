@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from penstock.batch import TaskRun, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.connectors.files import source as files_source
@@ -21,7 +24,7 @@ from penstock.runtime.capture.build import build
 from penstock.runtime.control import Control
 from penstock.runtime.ops import QUARANTINE
 from penstock.runtime.supervise import supervise
-from runtime.sessions import Place
+from runtime.sessions import Place, task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,13 +75,17 @@ def declare(
 
 
 def run(place: Place) -> TaskRun:
+    (made,) = run_all(place)
+    return made
+
+
+def run_all(place: Place) -> list[TaskRun]:
     async def go() -> list[TaskRun]:
         async with place.store() as store:
             catalog = await desired.load(store)
             return await run_graph(catalog, tasks_to_run(catalog), place.world(store))
 
-    (made,) = asyncio.run(go())
-    return made
+    return asyncio.run(go())
 
 
 def lines(*ids: int, **members: object) -> str:
@@ -244,10 +251,10 @@ def test_a_capture_that_goes_on_sees_new_files(place: Place) -> None:
 
         async with place.store() as store:
             catalog = await desired.load(store)
-            task = build(catalog, catalog.captures[0], capture)
+            built = build(catalog, catalog.captures[0], capture)
             seen: asyncio.Queue[int] = asyncio.Queue()
             control = Control(on_progress=lambda made: seen.put_nowait(made.documents))
-            running = asyncio.create_task(supervise(task, place.world(store), control))
+            running = asyncio.create_task(supervise(built, place.world(store), control))
             async with asyncio.timeout(60):
                 assert await seen.get() == 1
                 (incoming / "b.jsonl").write_text(lines(2, 3))
@@ -257,3 +264,49 @@ def test_a_capture_that_goes_on_sees_new_files(place: Place) -> None:
 
     asyncio.run(go())
     assert ids(place) == [1, 2, 3]
+
+
+def test_the_schema_of_documents_is_learnt_and_becomes_columns(place: Place) -> None:
+    """A collection that names its key alone: members appear in tables as they were seen."""
+    inferred = {
+        "key": ["/id"],
+        "writeSchema": {
+            "type": "object",
+            "required": ["id"],
+            "properties": {"id": {"type": "integer"}},
+        },
+        "readSchema": {
+            "allOf": [{"$ref": "flow://write-schema"}, {"$ref": "flow://inferred-schema"}]
+        },
+    }
+    config = {"path": str(place.directory / "in"), "settle": 0}
+    capture = {
+        "endpoint": {"connector": {"image": "penstock/source-files", "config": config}},
+        "bindings": [{"resource": {"path": ""}, "target": "acme/orders"}],
+    }
+    bindings = [{"source": "acme/orders", "resource": {"table": "orders"}}]
+    views = {"acme/views": task("sqlite", {"path": place.database()}, bindings)}
+    (place.directory / "in" / "a.jsonl").write_text(lines(1, name="x", at="2026-01-02"))
+
+    def applied() -> None:
+        catalog = {
+            "collections": {"acme/orders": inferred},
+            "captures": {"acme/files": capture},
+            "materializations": views,
+        }
+        (place.directory / "catalog.json").write_text(json.dumps(catalog))
+        with penstock.open(data=place.settings.data) as opened:
+            opened.apply(place.directory / "catalog.json")
+
+    applied()
+    assert [made.error for made in run_all(place)] == [None, None]
+    applied()
+    (place.directory / "in" / "b.jsonl").write_text(lines(2, name="y", size=2.5))
+    assert [made.error for made in run_all(place)] == [None, None]
+    applied()
+    assert [made.error for made in run_all(place)] == [None, None]
+    with contextlib.closing(sqlite3.connect(place.database())) as database:
+        names = [name for _, name, *_ in database.execute("PRAGMA table_info(orders)")]
+        assert {"id", "name", "at", "size"} <= set(names)
+        rows = database.execute("SELECT id, name FROM orders ORDER BY id").fetchall()
+    assert rows == [(1, "x"), (2, "y")]

@@ -41,6 +41,8 @@ class CapturedBinding:
     salt: bytes = field(repr=False, default=b"")
     hides: bool = False
     """Its schema redacts something."""
+    infers: bool = False
+    """The schema of its collection is inferred from documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ def build(
                 on_invalid=binding.on_invalid,
                 salt=salt,
                 hides=has_redactions(compiled(collections[target].write_schema.text).shape),
+                infers=collections[target].reads_inferred,
             )
             for index, binding, target in enabled
         ),

@@ -14,10 +14,14 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from penstock.errors import UserError
+from penstock.journal.inferred import learn
 from penstock.journal.schemas import layout
 from penstock.model.clock import Clock
 from penstock.model.json_order import Json
+from penstock.model.observed import Observed, observe, widen
 from penstock.model.schema import compiled
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.take import Taken, Taker
@@ -50,9 +54,17 @@ class DocumentsRefused(UserError):
 
 @dataclasses.dataclass(slots=True)
 class _Count:
+    """What a binding has captured in a transaction so far."""
+
     docs: int = 0
     bytes: int = 0
     refused: int = 0
+    seen: Observed | None = None
+    """The schema of the documents, if it is asked for."""
+
+    def see(self, seen: Observed | None) -> None:
+        if seen is not None:
+            self.seen = seen if self.seen is None else widen(self.seen, seen)
 
 
 class CaptureJobs:
@@ -100,12 +112,23 @@ class CaptureJobs:
         given = [given for sequence in txn.sequences for given in sequence.given]
         for binding, documents in _merged(given):
             await self._take(binding, documents, txn, counts.setdefault(binding, _Count()))
+        await self._learn(txn, counts)
         return {
             at: BindingCounts(
                 written=Counts(docs=count.docs, bytes=count.bytes), refused=count.refused
             )
             for at, count in counts.items()
         }
+
+    async def _learn(self, txn: CaptureTransaction, counts: Mapping[int, _Count]) -> None:
+        """Widen inferred schemas, before documents that they describe are committed."""
+        sourced = {at: said for each in txn.sequences for at, said in each.schemas.items()}
+        for at in counts.keys() | sourced.keys():
+            binding = self._task.binding(at)
+            seen = counts[at].seen if at in counts else None
+            if binding.infers and self._publisher is not None:
+                store = self._world.planner.journals.store
+                await learn(store, binding.collection.name, seen=seen, sourced=sourced.get(at))
 
     # ------------------------------------------------------------------------------ in the leader
 
@@ -122,6 +145,8 @@ class CaptureJobs:
                 await self._quarantine(quarantined(binding, taken, documents, txn.closed))
         count.docs += taken.rows.num_rows
         count.bytes += taken.rows.nbytes
+        if binding.infers:
+            count.see(observed(taken, self._takers[at]))
         if self._publisher is None:
             self._show(binding, to_json(taken.rows, self._takers[at].root))
         else:
@@ -194,6 +219,7 @@ class CaptureJobs:
                 await publisher.adopt(staged)
         count.docs += report.docs
         count.bytes += report.bytes
+        count.see(report.seen)
 
 
 # ------------------------------------------------------------------------- in leaders and in tasks
@@ -206,6 +232,12 @@ def take(taker: Taker, documents: Documents) -> Taken:
     if documents.columns is not None:
         return taker.take_columns(documents.columns, documents.meta)
     return taker.take_texts((), None)
+
+
+def observed(taken: Taken, taker: Taker) -> Observed | None:
+    """Return the schema of documents as they are stored; None if there are none."""
+    documents = [msgspec.json.decode(text) for text in to_json(taken.rows, taker.root)]
+    return observe(documents) if documents else None
 
 
 def refusal_lines(taken: Taken, documents: Documents) -> list[str]:

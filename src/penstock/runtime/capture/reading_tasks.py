@@ -7,6 +7,7 @@ the leader adopts it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from penstock.journal.frames import map_rows
 from penstock.journal.schemas import layout
 from penstock.journal.staging import FragmentStaging, StagedFragments, Stager
 from penstock.model.clock import Clock
+from penstock.model.observed import Observed, widen
 from penstock.model.schema import compiled
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.take import Taker
@@ -29,6 +31,7 @@ from penstock.runtime import ops
 from penstock.runtime.capture.jobs import (
     PREVIEWED_MAX,
     REFUSALS_SHOWN,
+    observed,
     quarantined,
     refusal_lines,
     take,
@@ -82,6 +85,8 @@ class ReadReport:
     """About the first documents that were refused."""
     shown: tuple[str, ...]
     """In a preview, the first documents."""
+    seen: Observed | None
+    """The schema of the documents, if it is inferred."""
 
 
 def run_read(spark: SparkSession, task: ReadingTask) -> ReadReport:
@@ -96,11 +101,13 @@ def run_read(spark: SparkSession, task: ReadingTask) -> ReadReport:
     facts = [json.loads(row["facts"]) for row in rows]
     made = [fragment for each in staged for some in each.fragments.values() for fragment in some]
     captured = sum(fact["docs"] for fact in facts)
+    seen = [fact["seen"] for fact in facts if fact["seen"] is not None]
     return ReadReport(
         staged=tuple(each for each in staged if each.fragments),
         docs=captured,
         bytes=sum(fragment.bytes for fragment in made),
         refused=sum(fact["refused"] for fact in facts),
+        seen=functools.reduce(widen, seen) if seen else None,
         lines=tuple(itertools.chain.from_iterable(fact["lines"] for fact in facts))[
             :REFUSALS_SHOWN
         ],
@@ -150,7 +157,7 @@ def _stage(
     taker = Taker(compiled(binding.collection.write_schema.text), salt=binding.salt)
     refused_root = layout(ops.QUARANTINE.write_schema.text)
     staging, room = _placed(task.staging, rows_max)
-    facts: dict[str, Any] = {"docs": 0, "refused": 0, "lines": [], "shown": []}
+    facts: dict[str, Any] = {"docs": 0, "refused": 0, "lines": [], "shown": [], "seen": None}
     with ExitStack() as stack:
         stager = None if staging is None else stack.enter_context(Stager(staging))
         aside = None
@@ -161,6 +168,8 @@ def _stage(
             facts["docs"] += taken.rows.num_rows
             if room is not None and facts["docs"] > room:
                 raise _Crowded
+            if binding.infers and (some := observed(taken, taker)) is not None:
+                facts["seen"] = some if facts["seen"] is None else widen(facts["seen"], some)
             if stager is not None:
                 stager.write(taken.rows)
             elif len(facts["shown"]) < PREVIEWED_MAX:
