@@ -297,17 +297,13 @@ async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
 
 
 def _with_inferred(catalog: Catalog, learnt: Mapping[str, Observed]) -> Catalog:
-    return replace(
-        catalog,
-        collections=tuple(
-            replace(
-                each, read_schema=Frozen(with_inferred(each.read_schema.value, learnt[each.name]))
-            )
-            if each.name in learnt
-            else each
-            for each in catalog.collections
-        ),
-    )
+    def learned(spec: CollectionSpec) -> CollectionSpec:
+        if spec.name not in learnt:
+            return spec
+        schema = with_inferred(spec.read_schema.value, learnt[spec.name])
+        return replace(spec, read_schema=Frozen(schema))
+
+    return replace(catalog, collections=tuple(map(learned, catalog.collections)))
 
 
 async def _built(

@@ -308,5 +308,7 @@ def test_the_schema_of_documents_is_learnt_and_becomes_columns(place: Place) -> 
     with contextlib.closing(sqlite3.connect(place.database())) as database:
         names = [name for _, name, *_ in database.execute("PRAGMA table_info(orders)")]
         assert {"id", "name", "at", "size"} <= set(names)
-        rows = database.execute("SELECT id, name FROM orders ORDER BY id").fetchall()
-    assert rows == [(1, "x"), (2, "y")]
+        rows = database.execute("SELECT id, name, flow_document FROM orders ORDER BY id").fetchall()
+    # What was stored before a column was there has its member in the document.
+    assert [row[:2] for row in rows] == [(1, None), (2, "y")]
+    assert [json.loads(row[2])["name"] for row in rows] == ["x", "y"]
