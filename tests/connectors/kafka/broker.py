@@ -23,18 +23,22 @@ from typing import IO, Any
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
+    IsolationLevel,
     KafkaException,
     Producer,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.engine import find_java
 
 VERSION = "4.3.1"
 START_S_MAX = 60.0
-USER, PASSWORD = "penstock", "kafka-test-secret"  # noqa: S105 - of a broker on loopback
+USER, PASSWORD = "penstock", "kafka-test-secret"
+
+_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -55,7 +59,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{s
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
 sasl.enabled.mechanisms=PLAIN
-listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+listener.name.sasl_plaintext.plain.sasl.jaas.config={login} required user_{user}="{password}";
 log.dirs={directory}/log
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
@@ -161,8 +165,9 @@ class Broker:
     @property
     def admin(self) -> AdminClient:
         if "admin" not in self._clients:
-            settings = {"bootstrap.servers": self.address, "log_level": 0}
-            self._clients["admin"] = AdminClient(settings)
+            self._clients["admin"] = AdminClient(
+                {"bootstrap.servers": self.address, "log_level": 0}
+            )
         found: AdminClient = self._clients["admin"]
         return found
 
@@ -206,13 +211,19 @@ class Broker:
     def produce(self, topic: str, records: Sequence[dict[str, Any]]) -> None:
         """Records by what `Producer.produce` takes: value, key, partition, headers."""
         if "producer" not in self._clients:
-            settings = {"bootstrap.servers": self.address, "linger.ms": 2, "log_level": 0}
-            self._clients["producer"] = Producer(settings)
+            self._clients["producer"] = Producer(
+                {
+                    "bootstrap.servers": self.address,
+                    "enable.idempotence": True,  # so that records keep their order
+                    "linger.ms": 2,
+                    "log_level": 0,
+                }
+            )
         _send(self._clients["producer"], topic, records)
 
     @contextlib.contextmanager
-    def transaction(self, *, aborts: bool = False) -> Iterator[Producer]:
-        """A transaction, which is over at the end."""
+    def transaction(self, topic: str, *, aborts: bool = False) -> Iterator[Producer]:
+        """A transaction, which is over at the end, and known to be."""
         producer = self.transactional()
         producer.begin_transaction()
         yield producer
@@ -221,6 +232,23 @@ class Broker:
             producer.abort_transaction(30)
         else:
             producer.commit_transaction(30)
+        self.decided(topic)
+
+    def decided(self, topic: str) -> None:
+        """Wait until no transaction over a topic is open: its end is written a moment later."""
+        described = self.admin.describe_topics(TopicCollection([topic]))[topic].result()
+        latest = {TopicPartition(topic, p.id): OffsetSpec.latest() for p in described.partitions}
+        while True:
+            stable, all_ = (
+                [
+                    f.result().offset
+                    for f in self.admin.list_offsets(latest, isolation_level=level).values()
+                ]
+                for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+            )
+            if stable == all_:
+                return
+            time.sleep(0.02)
 
     def transactional(self) -> Producer:
         producer = Producer(
@@ -252,6 +280,10 @@ def _send(producer: Producer, topic: str, records: Sequence[dict[str, Any]]) -> 
                 break
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as error:
+                if error.args[0].name() != "_UNKNOWN_PARTITION":
+                    raise
+                producer.list_topics(topic, timeout=10)  # it does not know of new ones yet
         if not at % 10_000:
             producer.poll(0)
     assert producer.flush(60) == 0
@@ -283,6 +315,7 @@ def running_broker() -> Iterator[Broker]:
                 sasl=sasl,
                 controller=controller,
                 directory=directory,
+                login=_LOGIN,
                 user=USER,
                 password=PASSWORD,
             )

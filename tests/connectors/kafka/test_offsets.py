@@ -109,7 +109,7 @@ def test_patches_add_up_to_the_last_cursor(steps: list[Cursor]) -> None:
     before: Cursor | None = None
     for step in steps:
         kept = {**(before.partitions if before else {}), **step.partitions}
-        step = Cursor(topic_id=step.topic_id, partitions=kept)  # noqa: PLW2901
+        step = Cursor(topic_id=step.topic_id, partitions=kept)
         patch = step.patch(before)
         assert (patch is None) == (before == step)
         if patch is not None:

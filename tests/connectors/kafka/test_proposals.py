@@ -23,7 +23,7 @@ def sample(value: Any, key: Any = None) -> Sample:  # noqa: ANN401 - JSON
 
 def test_keys_that_are_objects_are_keys_of_documents() -> None:
     samples = [
-        sample({"id": 1, "name": "a", "tags": ["x"]}, {"id": 1}),
+        sample({"id": 1, "name": "a", "tags": ["x"], "more": []}, {"id": 1}),
         sample({"id": 2, "tags": []}, {"id": 2}),
         sample(None, {"id": 3}),
     ]
@@ -34,6 +34,8 @@ def test_keys_that_are_objects_are_keys_of_documents() -> None:
     schema: Any = found.schema
     assert schema["required"] == ["_meta", "id"]
     assert schema["properties"]["tags"] == {"type": "array", "items": {"type": "string"}}
+    assert schema["properties"]["name"] == {"type": "string"}
+    assert schema["properties"]["more"] == {"type": "array"}
     checked = compiled(json.dumps(schema))
     assert checked.is_valid({"id": 3, "_meta": {"op": "d"}})
     assert not checked.is_valid({"name": "a", "_meta": {"op": "u"}})

@@ -155,7 +155,10 @@ CONNECT_S_MAX: Final = 6.0
 QUEUED_KIB: Final = 32 << 10
 """Records that a client fetches ahead, in KiB."""
 
+_FOLLOW_MS: Final = 500
+_HURRY_MS: Final = 50
 _SLICE_S: Final = 0.1
+_AGAIN_S: Final = 0.2
 
 
 class Interrupts:
@@ -249,8 +252,11 @@ class Cluster:
         with self.explained(trouble):
             return AdminClient(self._settings(trouble))
 
-    def consumer(self, trouble: Trouble) -> Consumer:
+    def consumer(self, trouble: Trouble, *, follows: bool = False) -> Consumer:
         """Make a client that reads the records of committed transactions.
+
+        One that `follows` lets a broker hold an answer back until there is something to say, which
+        costs nothing while there is not; others hear soon that they are at an end.
 
         It belongs to no group: partitions are assigned to it, and offsets are kept by Penstock. The
         name of a group is asked for by the client, and used by nobody.
@@ -268,6 +274,7 @@ class Cluster:
             "isolation.level": "read_committed",
             "check.crcs": True,
             "queued.max.messages.kbytes": QUEUED_KIB,
+            "fetch.wait.max.ms": _FOLLOW_MS if follows else _HURRY_MS,
         }
         with self.explained(trouble):
             return Consumer(settings)
@@ -339,6 +346,18 @@ def _require_client() -> None:
         ) from None
 
 
+_MOVING: Final = frozenset(
+    {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE"}
+)
+"""Errors of a moment: a partition is about to be led by another broker, or has just begun to be."""
+
+
+class _LeaderMoves(Exception):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Asking:
     """Questions about topics. Used by one thread at a time."""
 
@@ -358,6 +377,7 @@ class Asking:
             try:
                 found = self._admin.list_topics(timeout=0.5)
             except KafkaException as error:
+                self._admin.poll(0)
                 if time.monotonic() > deadline or self._is_hopeless():
                     raise self._cluster.explain(error.args[0], self.trouble) from None
             else:
@@ -366,6 +386,17 @@ class Asking:
 
     def look(self, names: list[str]) -> dict[str, TopicLook]:
         """Describe topics, as far as transactions are decided."""
+        deadline = time.monotonic() + CONNECT_S_MAX
+        while True:
+            try:
+                return self._look(names)
+            except _LeaderMoves as moving:
+                if time.monotonic() > deadline:
+                    raise moving.error from None
+            self._interrupts.check()
+            time.sleep(_AGAIN_S)
+
+    def _look(self, names: list[str]) -> dict[str, TopicLook]:
         import confluent_kafka.admin
         from confluent_kafka import TopicCollection, TopicPartition
 
@@ -418,7 +449,10 @@ class Asking:
             try:
                 answers[about] = self._wait(future)
             except KafkaException as error:
-                raise self._cluster.explain(error.args[0], self.trouble, topic(about)) from None
+                explained = self._cluster.explain(error.args[0], self.trouble, topic(about))
+                if error.args[0].name() in _MOVING:
+                    raise _LeaderMoves(explained) from None
+                raise explained from None
         return answers
 
     def _wait(self, future: Future[T]) -> T:
@@ -429,6 +463,7 @@ class Asking:
             except Late:
                 if future.done():
                     raise
+                self._admin.poll(0)  # which calls back about trouble
                 self._interrupts.check()
                 if self.trouble.error is not None and self._is_hopeless():
                     raise self._cluster.explain(self.trouble.error, self.trouble) from None

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,13 +17,19 @@ from penstock.connectors.kafka.records import META_MEMBERS, Format
 from penstock.model import pointer
 from penstock.model.infer import to_schema
 from penstock.model.json_order import Json
-from penstock.model.shape import Arrays, Objects, Property, Shape, of_type, type_of, union
+from penstock.model.shape import NOTHING, Arrays, Objects, Property, Shape, of_type, type_of, union
 from penstock.runtime.connector.capture import Discovered
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
 
 SAMPLED: Final = 100
 """Records of a topic that are looked at."""
 
-_SAMPLE_S_MAX: Final = 3.0
+_SAMPLE_S_MAX: Final = 5.0
+_PLACES_AT_ONCE: Final = 200
+"""Partitions that are read at a time, and seconds that this may take."""
+
 _PARTITIONS_SAMPLED: Final = 8
 _SLICE_S: Final = 0.1
 
@@ -41,45 +47,49 @@ def discover(cluster: Cluster, interrupts: Interrupts) -> list[Discovered]:
     asking = Asking(cluster, interrupts)
     names = asking.topics()
     looks = asking.look(names) if names else {}
-    return [
-        propose(topic, list(_samples(cluster, interrupts, topic, look)))
-        for topic, look in looks.items()
-    ]
-
-
-def _samples(
-    cluster: Cluster, interrupts: Interrupts, topic: str, look: TopicLook
-) -> Iterator[Sample]:
-    """Yield some of the last records of a topic."""
-    from confluent_kafka import TopicPartition
-
-    filled = [(at, each) for at, each in look.partitions.items() if each.end > each.begin]
-    filled = sorted(filled, key=lambda each: each[1].begin - each[1].end)[:_PARTITIONS_SAMPLED]
-    if not filled:
-        return
-    back = max(1, SAMPLED // len(filled))
+    samples: dict[str, list[Sample]] = {topic: [] for topic in looks}
+    places = [place for topic, look in looks.items() for place in _places(topic, look)]
     trouble = Trouble()
     consumer = cluster.consumer(trouble)
     try:
-        consumer.assign(
-            [TopicPartition(topic, at, max(each.begin, each.end - back)) for at, each in filled]
-        )
-        until, open_partitions, seen = time.monotonic() + _SAMPLE_S_MAX, len(filled), 0
-        while open_partitions and seen < SAMPLED and time.monotonic() < until:
-            interrupts.check()
-            message = consumer.poll(_SLICE_S)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                seen += 1
-                yield Sample(message.key(), message.value())
-            elif error.name() == "_PARTITION_EOF":
-                open_partitions -= 1
-            else:
-                raise cluster.explain(error, trouble, topic)
+        for at in range(0, len(places), _PLACES_AT_ONCE):
+            for message in _read(consumer, interrupts, places[at : at + _PLACES_AT_ONCE]):
+                topic = message.topic() or ""
+                if (error := message.error()) is not None:
+                    raise cluster.explain(error, trouble, topic)
+                if len(samples[topic]) < SAMPLED:
+                    samples[topic].append(Sample(message.key(), message.value()))
     finally:
         consumer.close()
+    return [propose(topic, some) for topic, some in samples.items()]
+
+
+def _places(topic: str, look: TopicLook) -> list[tuple[str, int, int]]:
+    """Topic, partition and offset of some of the last records."""
+    filled = [(at, each) for at, each in look.partitions.items() if each.end > each.begin]
+    filled = sorted(filled, key=lambda each: each[1].begin - each[1].end)[:_PARTITIONS_SAMPLED]
+    back = max(1, SAMPLED // max(1, len(filled)))
+    return [(topic, at, max(each.begin, each.end - back)) for at, each in filled]
+
+
+def _read(
+    consumer: Consumer, interrupts: Interrupts, places: Sequence[tuple[str, int, int]]
+) -> Iterator[Message]:
+    """Yield the records from these places on, and errors, until all are at their end."""
+    from confluent_kafka import TopicPartition
+
+    consumer.assign([TopicPartition(*place) for place in places])
+    until, going_on = time.monotonic() + _SAMPLE_S_MAX, {place[:2] for place in places}
+    while going_on and time.monotonic() < until:
+        interrupts.check()
+        message = consumer.poll(_SLICE_S)
+        if message is None:
+            continue
+        error = message.error()
+        if error is not None and error.name() == "_PARTITION_EOF":
+            going_on.discard((message.topic() or "", message.partition() or 0))
+        else:
+            yield message
 
 
 # ---------------------------------------------------------------------------------------- proposals
@@ -93,7 +103,7 @@ def propose(topic: str, samples: Sequence[Sample]) -> Discovered:
     if form != "json":
         resource["format"] = form
     shape = _document_shape(values, form)
-    schema: Any = to_schema(shape)
+    schema: Any = _open(to_schema(shape))
     key = _record_key(samples, shape) if form == "json" else ()
     meta: dict[str, Json] = {"type": "object", "properties": dict(META_MEMBERS)}
     if not key:
@@ -112,6 +122,16 @@ def propose(topic: str, samples: Sequence[Sample]) -> Discovered:
     schema["required"] = sorted({*schema.get("required", ()), "_meta"})
     name = re.sub(r"[^\w.-]+", "_", topic)
     return Discovered(name=name, resource=resource, schema=schema, key=key, note=note)
+
+
+def _open(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """The same schema, where objects may have other members, and empty lists items, too."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _open(each) for name, each in schema.items() if each is not False}
+    if "properties" in schema:
+        found["properties"] = {name: _open(each) for name, each in schema["properties"].items()}
+    return found
 
 
 def _format(values: Sequence[bytes]) -> tuple[Format, str | None]:
@@ -164,18 +184,18 @@ def _decoded(data: bytes) -> Json:
 
 
 def shape_of(value: Json) -> Shape:
-    """The shape of values like this one."""
+    """The shape of values like this one, with no other members, and no items if there are none."""
     match value:
         case dict():
             members = {
                 name: Property(shape=shape_of(each), required=True) for name, each in value.items()
             }
-            return Shape(types=frozenset(["object"]), objects=Objects(properties=members))
-        case list():
-            items = [shape_of(each) for each in value]
             return Shape(
-                types=frozenset(["array"]),
-                arrays=Arrays(items=functools.reduce(union, items) if items else None),
+                types=frozenset(["object"]),
+                objects=Objects(properties=members, additional=NOTHING),
             )
+        case list():
+            items = functools.reduce(union, map(shape_of, value), NOTHING)
+            return Shape(types=frozenset(["array"]), arrays=Arrays(items=items))
         case _:
             return of_type(type_of(value))

@@ -31,7 +31,7 @@ BATCH_BYTES: Final = 16 << 20
 """Records, and about the bytes, that become documents at once."""
 
 _CONSUMED: Final = 2_000
-_SLICE_S: Final = 0.1
+_SLICE_S: Final = 0.02
 STALL_S_MAX: Final = 20.0
 """Seconds without a record after which a task gives up."""
 

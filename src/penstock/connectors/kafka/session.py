@@ -73,6 +73,7 @@ SETTLE_S: Final = 1.0
 _CONSUMED: Final = 500
 _SLICE_S: Final = 0.1
 _AGAIN_S: Final = 1.0
+_WEIGH_S_MAX: Final = 1.0
 _LOOKS_MAX: Final = 4
 """Looks, one after the other, before a topic that ends too early is believed to."""
 
@@ -298,7 +299,7 @@ class KafkaSession:
     def _tail(self) -> Consumer:
         """The client, which follows all topics from their positions."""
         if self._consumer is None:
-            self._consumer = self._cluster.consumer(self._trouble)
+            self._consumer = self._cluster.consumer(self._trouble, follows=not self._ends)
         if not self._is_assigned:
             self._assign()
         return self._consumer
@@ -367,7 +368,7 @@ class KafkaSession:
     def _weigh(self) -> None:
         """Find out how large records are by some that come next; they are read again."""
         some: list[Message] = []
-        until = time.monotonic() + LOOK_S
+        until = time.monotonic() + _WEIGH_S_MAX
         while not some and time.monotonic() < until:
             self._interrupts.check()
             messages = self._tail().consume(_CONSUMED, _SLICE_S)
