@@ -29,7 +29,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import admin as admin_module
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.engine import find_java
@@ -237,7 +238,9 @@ class Broker:
     def decided(self, topic: str) -> None:
         """Wait until no transaction over a topic is open: its end is written a moment later."""
         described = self.admin.describe_topics(TopicCollection([topic]))[topic].result()
-        latest = {TopicPartition(topic, p.id): OffsetSpec.latest() for p in described.partitions}
+        spec: Any = admin_module  # without types for this
+        partitions = [TopicPartition(topic, each.id) for each in described.partitions]
+        latest = dict.fromkeys(partitions, spec.OffsetSpec.latest())
         while True:
             stable, all_ = (
                 [
