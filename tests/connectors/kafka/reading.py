@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -32,6 +33,7 @@ OPEN: Final[Document] = {
     "properties": {"_meta": {"type": "object", "properties": dict(META_MEMBERS)}},
 }
 WAIT_S: Final = 0.5
+WAIT_S_MAX: Final = 30.0
 
 
 def binding(topic: str, index: int = 0, **resource: str) -> SourceBinding:
@@ -87,7 +89,8 @@ class Reader:
     def until(self, session: KafkaSession, end: Idle, *, count: int = 0) -> list[Document]:
         """What a session gives until it is idle, and until there are so many."""
         found: list[Document] = []
-        for _ in range(400):
+        deadline = time.monotonic() + WAIT_S_MAX
+        while time.monotonic() < deadline:
             polled = session.poll(WAIT_S)
             if isinstance(polled, CaptureSequence):
                 found += self.commit(polled)

@@ -13,7 +13,7 @@ import pytest
 from connectors.kafka.broker import Broker
 from connectors.kafka.capturing import COLLECTION, KafkaPlace
 from connectors.kafka.reading import record
-from penstock.connectors.kafka import session
+from penstock.connectors.kafka import cluster, session
 from penstock.failpoints import FAILPOINTS
 from penstock.runtime import kinds as _kinds  # noqa: F401 - declares the crash points
 from penstock.runtime.capture.jobs import DocumentsRefused
@@ -156,8 +156,9 @@ def wait_for(place: KafkaPlace, count: int) -> None:
 
 
 def test_a_running_capture_survives_kills_of_the_broker(
-    broker: Broker, place: KafkaPlace, road: str
+    broker: Broker, place: KafkaPlace, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_S_MAX", 2.0)
     topic = broker.create(3)
     place.capture(broker, topic)
     broker.produce(topic, [record(n) for n in range(500)])
