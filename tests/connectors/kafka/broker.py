@@ -34,6 +34,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.engine import find_java
+from servicekit.rpc.certificates import certificate
 
 VERSION = "4.3.1"
 START_S_MAX = 60.0
@@ -51,14 +52,22 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 
-_PROPERTIES = """
+_PROPERTIES = r"""
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl}
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},\
+  SSL://127.0.0.1:{ssl},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},\
+  SSL://127.0.0.1:{ssl}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,\
+  SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
+ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={directory}/broker-both.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={directory}/ca.pem
 sasl.enabled.mechanisms=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config={login} required user_{user}="{password}";
 log.dirs={directory}/log
@@ -128,6 +137,8 @@ class Broker:
     directory: Path
     port: int
     sasl_port: int
+    ssl_port: int
+    """Asks for a certificate that `ca.pem` in its directory has signed, such as `me.pem`."""
     process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
     _clients: dict[str, Any] = field(default_factory=dict)
@@ -310,12 +321,17 @@ def running_broker() -> Iterator[Broker]:
     jars()
     with tempfile.TemporaryDirectory(prefix="penstock-kafka-") as made:
         directory = Path(made)
-        plain, sasl, controller = _free_ports(3)
+        plain, sasl, ssl, controller = _free_ports(4)
+        certificate(directory, "ca")
+        certificate(directory, "me", "ca")
+        both = certificate(directory, "broker", "ca")
+        (directory / "broker-both.pem").write_text("".join(each.read_text() for each in both))
         properties = directory / "server.properties"
         properties.write_text(
             _PROPERTIES.format(
                 plain=plain,
                 sasl=sasl,
+                ssl=ssl,
                 controller=controller,
                 directory=directory,
                 login=_LOGIN,
@@ -330,7 +346,7 @@ def running_broker() -> Iterator[Broker]:
             capture_output=True,
             cwd=directory,
         )
-        broker = Broker(directory, plain, sasl)
+        broker = Broker(directory, plain, sasl, ssl)
         broker.start()
         try:
             yield broker

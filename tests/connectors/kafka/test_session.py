@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -407,3 +408,27 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(broker: Broker) -> None:
             act()
         assert not refused.value.transient
         assert "wrong-and-secret" not in str(refused.value)
+
+
+CERTIFICATES = {"ca": "ca.pem", "certificate": "me.pem", "key": "me.key"}
+
+
+def test_certificates_are_used_and_checked(broker: Broker) -> None:
+    topic = broker.create(1)
+    broker.produce(topic, [record(1)])
+    made = {name: str(broker.directory / file) for name, file in CERTIFICATES.items()}
+    reader = elsewhere(broker.ssl_port, ssl=made)
+    reader.bindings = (binding(topic),)
+    assert ids(reader.drain()) == [1]
+    for left_out in ({"ca"}, {"certificate", "key"}):
+        some = {name: path for name, path in made.items() if name not in left_out}
+        with pytest.raises(ConnectorError, match="TLS") as refused:
+            elsewhere(broker.ssl_port, ssl=some).source.check()
+        assert not refused.value.transient
+
+
+def test_a_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(UserError, match="not installed") as refused:
+        elsewhere(1).source.check()
+    assert "penstock[kafka]" in str(refused.value.fix)

@@ -295,7 +295,7 @@ class Cluster:
         """Return an error of the client, or what it comes from, as one for people."""
         if error.name() in _SILENCES and trouble.error is not None:
             error = trouble.error
-        what, fix, transient = _KNOWN.get(error.name(), _UNKNOWN)
+        what, fix, transient = _KNOWN.get(_kind(error), _UNKNOWN)
         about = f", topic {topic}" if topic else ""
         return ConnectorError(
             what,
@@ -333,6 +333,11 @@ _KNOWN: Final[Mapping[str, _Known]] = {
 }
 _AT_ONCE: Final = frozenset({"_AUTHENTICATION", "_SSL", "UNSUPPORTED_SASL_MECHANISM"})
 """Trouble that no further try mends."""
+
+
+def _kind(error: KafkaError) -> str:
+    """The name of an error. A broker that refuses a certificate merely hangs up, with an alert."""
+    return "_SSL" if "SSL routines" in error.str() else error.name()
 
 
 def _require_client() -> None:
@@ -469,4 +474,4 @@ class Asking:
                     raise self._cluster.explain(self.trouble.error, self.trouble) from None
 
     def _is_hopeless(self) -> bool:
-        return self.trouble.error is not None and self.trouble.error.name() in _AT_ONCE
+        return self.trouble.error is not None and _kind(self.trouble.error) in _AT_ONCE
