@@ -37,6 +37,9 @@ from penstock.model.json_order import Json
 from penstock.servicekit.rpc.address import is_surely_local
 from penstock.servicekit.rpc.tokens import Access, Principal, TokenFile, TokenRefusal
 
+HEADER_BYTES_MAX: Final = 16 << 10
+"""Size of a request without its body."""
+
 _KEY_CHARS_MAX: Final = 255
 _PAGE_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -112,6 +115,8 @@ class IngestApp:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
+        if sum(len(name) + len(value) for name, value in request.headers.raw) > HEADER_BYTES_MAX:
+            raise Refusal(431, f"the headers have more than {HEADER_BYTES_MAX} bytes")
         path = request.url.path.strip("/")
         if path == "healthz" and request.method in ("GET", "HEAD"):
             return Response("stopping\n" if self._desk.stopping else "alive\n")

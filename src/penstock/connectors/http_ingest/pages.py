@@ -22,6 +22,7 @@ _ANSWERS: Final = {
     "413": "The body, or the number of documents, is too large.",
     "415": "The body has another type.",
     "422": "The Idempotency-Key belongs to another request.",
+    "431": "The headers are too large.",
     "429": "Too much at once: try again after Retry-After seconds.",
     "503": "The capture stops: try again after Retry-After seconds. With an Idempotency-Key that "
     "publishes nothing twice.",

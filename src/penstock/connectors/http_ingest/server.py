@@ -16,14 +16,11 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.connectors.http_ingest.app import IngestApp
+from penstock.connectors.http_ingest.app import HEADER_BYTES_MAX, IngestApp
 from penstock.connectors.http_ingest.desk import Desk
 from penstock.connectors.http_ingest.options import Options
 from penstock.runtime.connector.common import ConnectorError
 from penstock.servicekit.rpc.address import is_loopback
-
-HEADER_BYTES_MAX: Final = 16 << 10
-"""Size of a request without its body."""
 
 KEEP_ALIVE_S: Final = 60
 LINGER_S: Final = 2.0

@@ -94,19 +94,18 @@ def _items(resource: Any, state: dict[str, Any]) -> Iterator[Any]:  # noqa: ANN4
     from dlt.common.configuration.container import Container
     from dlt.common.pipeline import StateInjectableContext
 
-    with Container().injectable_context(StateInjectableContext(state=state)):
+    context: Any = StateInjectableContext
+    with Container().injectable_context(context(state=state)):
         items = iter(resource)
     yield from items
 
 
 def _rows(item: Any) -> Any:  # noqa: ANN401 - whatever a resource yields
-    if "pandas" in sys.modules:
-        import pandas as pd
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(item, pandas.DataFrame):
+        import pyarrow as pa
 
-        if isinstance(item, pd.DataFrame):
-            import pyarrow as pa
-
-            return pa.Table.from_pandas(item, preserve_index=False)
+        return pa.Table.from_pandas(item, preserve_index=False)
     return item
 
 

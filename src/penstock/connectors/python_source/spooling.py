@@ -71,16 +71,12 @@ class SpooledRows:
         return spark.range(0, count, 1, numPartitions=count).toDF("part")
 
     def documents(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[Documents]:
+        numbers: list[Any] = [at for batch in batches for at in batch.column(0).to_pylist()]
         with Path(self.path).open("rb") as file:
-            for batch in batches:
-                for at in batch.column(0).to_pylist():
-                    yield from self._part(file, self.parts[at])
-
-    def _part(self, file: IO[bytes], pieces: tuple[Piece, ...]) -> Iterator[Documents]:
-        for piece in pieces:
-            file.seek(piece.offset)
-            payload = file.read(piece.bytes)
-            yield from documents_of(piece.kind, payload, self.stream, self.read_at)
+            for piece in (piece for at in numbers for piece in self.parts[at]):
+                file.seek(piece.offset)
+                payload = file.read(piece.bytes)
+                yield from documents_of(piece.kind, payload, self.stream, self.read_at)
 
 
 def documents_of(kind: FrameKind, payload: bytes, stream: str, read_at: str) -> Iterator[Documents]:
