@@ -177,7 +177,7 @@ class Source:
     def __init__(self, module: types.ModuleType, config: dict[str, Any]) -> None:
         self._config = config
         made = getattr(module, "Capture", None)
-        self._instance = _call(made, config) if isinstance(made, type) else None
+        self._instance = _made(made, config) if isinstance(made, type) else None
         self._module = module
 
     def read(self, state: dict[str, Any]) -> Iterable[Any]:
@@ -211,8 +211,13 @@ class Source:
         return found if callable(found) else None
 
 
+def _made(kind: type, config: dict[str, Any]) -> Any:  # noqa: ANN401 - the user's own
+    """An object of the class, which may have no use for the configuration."""
+    return kind() if kind.__init__ is object.__init__ else _call(kind, config)  # type: ignore[misc]
+
+
 def _call(function: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 - the user's own
-    """Call with as many arguments as it takes, at most."""
+    """Call, after a look at whether that is possible."""
     try:
         inspect.signature(function).bind(*given)
     except TypeError as error:
@@ -235,9 +240,17 @@ def _resource(found: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the user
 # ------------------------------------------------------------------------------------------ errors
 
 
-def failure(error: BaseException, files: Iterable[str]) -> dict[str, Any]:
-    """Describe an error, and where in the user's files it came up."""
+def failure(error: BaseException, files: Iterable[str], made: object) -> dict[str, Any]:
+    """Describe an error, and where in the user's files it came up.
+
+    `made`: the generator, which has just yielded what a `Mistake` is about.
+    """
+    while type(error).__module__.partition(".")[0] == "dlt" and error.__cause__ is not None:
+        error = error.__cause__  # dlt says which resource, and what the resource raised is inside
     known, place = set(files), None
+    if isinstance(made, types.GeneratorType) and made.gi_frame is not None:
+        code = made.gi_frame.f_code
+        place = (code.co_filename, made.gi_frame.f_lineno, code.co_name)
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
@@ -261,7 +274,7 @@ def failure(error: BaseException, files: Iterable[str]) -> dict[str, Any]:
 
 def perform(request: dict[str, Any], out: Writer) -> None:
     """Do what is asked for, and write what comes of it; errors too."""
-    file = request["file"]
+    file, made = request["file"], None
     files = [file]
     try:
         if request["dlt"]:
@@ -273,7 +286,8 @@ def perform(request: dict[str, Any], out: Writer) -> None:
             source = Source(load(request["module"], file), request["config"])
         match request["do"]:
             case "read":
-                write_all(source.read(request["state"]), out)
+                made = source.read(request["state"])
+                write_all(made, out)
             case "discover":
                 out.write(Frame(FrameKind.FOUND, "", _json(source.discover(), "what is found")))
                 out.write(Frame(FrameKind.DONE))
@@ -285,7 +299,7 @@ def perform(request: dict[str, Any], out: Writer) -> None:
     except BaseException as error:
         if _ended:
             raise
-        out.write(Frame(FrameKind.FAILED, "", json.dumps(failure(error, files)).encode()))
+        out.write(Frame(FrameKind.FAILED, "", json.dumps(failure(error, files, made)).encode()))
 
 
 def _end_with_parent() -> None:
