@@ -41,6 +41,7 @@ HEADER_BYTES_MAX: Final = 16 << 10
 """Size of a request without its body."""
 
 _KEY_CHARS_MAX: Final = 255
+_LOCAL: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _PAGE_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
     "x-content-type-options": "nosniff",
@@ -117,7 +118,7 @@ class IngestApp:
     async def _respond(self, request: Request) -> Response:
         if sum(len(name) + len(value) for name, value in request.headers.raw) > HEADER_BYTES_MAX:
             raise Refusal(431, f"the headers have more than {HEADER_BYTES_MAX} bytes")
-        path = request.url.path.strip("/")
+        path = str(request.scope["path"]).strip("/")
         if path == "healthz" and request.method in ("GET", "HEAD"):
             return Response("stopping\n" if self._desk.stopping else "alive\n")
         allowed = self._authenticate(request)
@@ -157,7 +158,7 @@ class IngestApp:
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         name = name.removeprefix("[").removesuffix("]")
-        if not is_surely_local(name) and name != self._options.host:
+        if name not in _LOCAL and name != self._options.host and not is_surely_local(name):
             raise Refusal(421, "this address is for this machine only: send to it by that name")
 
     def _check_rate(self) -> None:
