@@ -32,6 +32,10 @@ class Connectors(Protocol):
         """Return what the connector of an image accepts; None if there is no such connector."""
         ...
 
+    def endpoint_schemas(self, kind: str, endpoint: str) -> ConnectorSchemas | None:
+        """Return what an endpoint that is no connector's accepts; None if that is anything."""
+        ...
+
     def locate(self, endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
         """Return what tells a resource from all others; None if that is not known here.
 
@@ -58,6 +62,8 @@ def check_endpoint(
             message = f"{_subject(kind, name)} cannot run here"
             hint = _instead(kind, connectors.images(kind))
             sources.error(inner, "E-CANNOT-RUN", message, hint=hint, at=inner.key_at)
+        if inner is not None and name in runs:
+            _check_special(kind, name, inner, bindings, sources, connectors)
     connector = endpoint.get("connector")
     image = connector.get("image") if connector else None
     if connector is None or image is None or image.text is None:
@@ -68,6 +74,25 @@ def check_endpoint(
             _unknown_image(kind, image, connectors, sources)
         return
     _check_config(connector, schemas.config, sources)
+    for binding in bindings:
+        if (resource := binding.get("resource")) is not None:
+            report(resource, schemas.resource, sources)
+
+
+def _check_special(
+    kind: TaskKind,
+    name: str,
+    inner: Node,
+    bindings: Sequence[Node],
+    sources: Sources,
+    connectors: Connectors,
+) -> None:
+    """Check an endpoint without an image. The configuration of a Python module is its own."""
+    schemas = connectors.endpoint_schemas(kind, name)
+    if schemas is None:
+        return
+    if name == "ingest":
+        report(inner, schemas.config, sources)
     for binding in bindings:
         if (resource := binding.get("resource")) is not None:
             report(resource, schemas.resource, sources)

@@ -28,6 +28,7 @@ from penstock.model.spec import (
     Triggers,
 )
 from penstock.model.webhook import header_problem, url_problem
+from penstock.runtime.capture import python_code
 
 MAX_TXN_S = 1
 MAX_TXN_MATERIALIZATION_S = 300
@@ -73,6 +74,7 @@ def build_endpoint(
         env=reading.text_pairs(inner.get("env")),
         protobuf=reading.flag(inner, "protobuf"),
         module=module.text if module else None,
+        module_file=module_node.text if module_node and module and module.file else None,
         config_schema=Frozen(schema.node.plain()) if schema else None,
     )
 
@@ -87,6 +89,7 @@ def build_capture(
     name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> CaptureSpec | None:
     endpoint = build_endpoint(node.get("endpoint"), scope, environ)
+    _check_python(node.get("endpoint"), scope)
     bindings_node = node.get("bindings")
     items = bindings_node.items if bindings_node else ()
     bindings = [_capture_binding(item, scope) for item in items]
@@ -117,6 +120,17 @@ def build_capture(
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_S),
         delete=reading.flag(node, "delete"),
     )
+
+
+def _check_python(endpoint: Node | None, scope: Scope) -> None:
+    """Find mistakes in the module of a capture here, without running any of it."""
+    python = endpoint.get("python") if endpoint else None
+    module = python.get("module") if python else None
+    code = scope.sources.code(module) if module else None
+    mistake = python_code.check(code.text) if code else None
+    if code is not None and mistake is not None:
+        at = code.position(mistake.offset)
+        scope.sources.error(code.node, mistake.code, mistake.message, hint=mistake.hint, at=at)
 
 
 def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:

@@ -55,6 +55,14 @@ class BuiltinConnectors:
         connector = _load(found)
         return ConnectorSchemas(config=connector.config_schema, resource=connector.resource_schema)
 
+    def endpoint_schemas(self, kind: str, endpoint: str) -> ConnectorSchemas | None:
+        """Return what an endpoint of another kind than a connector's accepts."""
+        places = {"ingest": CONNECTORS["capture"]["source-http-ingest"], "python": PYTHON_CAPTURE}
+        if kind != "capture" or endpoint not in places:
+            return None
+        connector = _load(places[endpoint])
+        return ConnectorSchemas(config=connector.config_schema, resource=connector.resource_schema)
+
     def locate(self, endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
         """Return what tells a resource from all others; None if the configuration does not say.
 
@@ -93,7 +101,12 @@ def capture(endpoint: Endpoint, task: str) -> Capture:
         return ingest(endpoint.config.value, where=where)
     if endpoint.kind == "python":
         python: Callable[..., Capture] = _load(PYTHON_CAPTURE)
-        return python(endpoint.config.value, where=where, module=endpoint.module or "")
+        return python(
+            endpoint.config.value,
+            where=where,
+            module=endpoint.module or "",
+            file=endpoint.module_file,
+        )
     image = endpoint.image or "" if endpoint.kind == "connector" else ""
     protocol, _, package = image.partition(":")
     if protocol in PACKAGES:

@@ -165,6 +165,8 @@ class Endpoint:
     env: tuple[tuple[str, str], ...] = ()
     protobuf: bool = False
     module: str | None = None
+    module_file: str | None = dataclasses.field(default=None, compare=False)
+    """The file that the module is from, as the catalog names it; for errors."""
     config_schema: Frozen | None = None
 
 

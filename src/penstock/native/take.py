@@ -207,11 +207,13 @@ def _whole(message: str) -> tuple[Violation, ...]:
 def _parsed(texts: Sequence[bytes], schema: pyarrow.Schema) -> pyarrow.RecordBatch | None:
     """The members of the texts, if each is one document of these members, and none is null.
 
-    Every text begins with a brace, and there are as many documents as texts: so each text is one.
-    Arrow reads null as absent. It also reads `NaN`, which is no JSON, and which `_holds` refuses.
+    Every text begins and ends with a brace. Where one ends and the next one begins, inside of a
+    document, there would be `}` and then `{`, which no document has: so each text is whole
+    documents, and there are as many of them as texts. Arrow reads null as absent. It also reads
+    `NaN`, which is no JSON, and which `_holds` refuses.
     """
     joined = b"\n".join(texts)
-    if b"null" in joined or not all(text[:1] == b"{" for text in texts):
+    if b"null" in joined or not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
         return None
     try:
         table = pyarrow.json.read_json(
