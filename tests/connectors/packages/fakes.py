@@ -31,7 +31,7 @@ ITEMS = {
     "properties": {"id": {"type": "integer"}, "text": {"type": "string"}},
 }
 
-_COMMON = '''#!{python}
+_COMMON = """#!{python}
 import json, os, signal, sys, time
 
 def argument(name):
@@ -62,6 +62,9 @@ def perform(steps):
             sys.stderr.write(step["error"] + "\\n"); sys.stderr.flush()
         elif "sleep" in step:
             sys.stdout.flush(); time.sleep(step["sleep"])
+        elif "changes" in step:
+            say({{"type": "CONTROL", "control": {{"type": "CONNECTOR_CONFIG",
+                "connectorConfig": {{"config": {{**config, **step["changes"]}}}}}}}})
         elif "deaf" in step:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         elif "child" in step:
@@ -83,7 +86,7 @@ def perform(steps):
         else:
             say(step)
     sys.stdout.flush()
-'''
+"""
 
 AIRBYTE = (
     _COMMON
