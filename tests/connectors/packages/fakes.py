@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.connectors.packages.airbyte import Airbyte
 from penstock.connectors.packages.singer import Singer
+from penstock.model.json_order import Json
 from penstock.model.spec import CollectionSpec, Frozen
 from penstock.runtime.connector.capture import (
     CaptureSequence,
@@ -114,7 +115,8 @@ elif command == "read":
             for number, row in enumerate(rows):
                 if number < at:
                     continue
-                say({{"type": "RECORD", "record": {{"stream": name, "data": row, "emitted_at": 7}}}})
+                about = {{"stream": name, "data": row, "emitted_at": 7}}
+                say({{"type": "RECORD", "record": about}})
                 if (number + 1) % config.get("slice", 10) == 0:
                     # It lags behind what it has given.
                     state = {{"n": max(at, number + 1 - config.get("lag", 0)), "gone": None}}
@@ -212,7 +214,7 @@ def binding(
     )
 
 
-def opening(*bindings: SourceBinding, state: Any = None, ends: bool = True) -> Opening:
+def opening(*bindings: SourceBinding, state: Json = None, ends: bool = True) -> Opening:
     return Opening(
         task="acme/items", bindings=bindings or (binding(),), state=state or {}, ends=ends
     )
@@ -221,7 +223,7 @@ def opening(*bindings: SourceBinding, state: Any = None, ends: bool = True) -> O
 class Run:
     """A session that is polled to its end, by hand or at once."""
 
-    def __init__(self, session: CaptureSession, state: Any = None) -> None:
+    def __init__(self, session: CaptureSession, state: Json = None) -> None:
         self.session = session
         self.sequences: list[CaptureSequence] = []
         self.state: Any = state or {}
@@ -287,7 +289,7 @@ def record(number: int, stream: str = "items", **others: object) -> Message:
     return {"type": "RECORD", "record": {"stream": stream, "data": data, "emitted_at": 5}}
 
 
-def state(value: Any, stream: str = "items") -> Message:
+def state(value: Json, stream: str = "items") -> Message:
     described = {"stream_descriptor": {"name": stream}, "stream_state": value}
     return {"type": "STATE", "state": {"type": "STREAM", "stream": described}}
 
@@ -307,7 +309,7 @@ def tapped(number: int, stream: str = "items") -> Message:
     return {"type": "RECORD", "stream": stream, "record": {"id": number}}
 
 
-def bookmark(value: Any) -> Message:
+def bookmark(value: Json) -> Message:
     return {"type": "STATE", "value": value}
 
 

@@ -32,6 +32,7 @@ from connectors.packages.fakes import (
 from penstock.connectors.packages import environments, hosting, process
 from penstock.connectors.packages.airbyte import Airbyte
 from penstock.errors import UserError
+from penstock.model.json_order import Json
 from penstock.model.schema import compiled
 from penstock.native.take import Taker
 from penstock.runtime.connector.capture import CaptureSequence, Idle
@@ -41,7 +42,7 @@ from penstock.servicekit.secrets import mask
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def run(config: Message, *, kept: Any = None, **others: object) -> Run:
+def run(config: Message, *, kept: Json = None, **others: object) -> Run:
     session = airbyte(config, **others).open(opening(state=kept))
     return Run(session, kept).to_end()
 
@@ -352,7 +353,8 @@ def test_an_interrupt_ends_a_check() -> None:
 def test_a_package_does_not_outlive_a_killed_penstock(tmp_path: Path, home: Path) -> None:
     program = (
         "from connectors.packages.fakes import *\n"
-        f"config = {{'notes': {str(tmp_path / 'notes')!r}, 'read': [record(1), {{'sleep': 600}}]}}\n"
+        f"config = {{'notes': {str(tmp_path / 'notes')!r}}}\n"
+        "config['read'] = [record(1), {'sleep': 600}]\n"
         "run = Run(airbyte(config).open(opening()))\n"
         "run.poll()\n"
         "print(run.session.process._directory, flush=True)\n"

@@ -58,7 +58,7 @@ def shown(sequence: CaptureSequence) -> tuple[dict[int, list[int]], Json]:
     return documents, sequence.patches[0] if sequence.patches else None
 
 
-def of(value: Any) -> Json:
+def of(value: Json) -> Json:
     return {"state": json.dumps(value, separators=(",", ":"))}
 
 
