@@ -274,6 +274,14 @@ def test_a_flood_waits_in_the_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert max(sequence.bytes for sequence in found.sequences) < 6 << 20
 
 
+def test_a_sequence_is_limited_however_much_waits() -> None:
+    session = airbyte({"read": [{"flood": 9_000, "message": record(0)}]}).open(opening())
+    eventually(lambda: session.process._ended, "it has written everything")
+    found = Run(session).to_end()
+    assert [each.given_documents for each in found.sequences] == [4_000, 4_000, 1_000]
+    assert found.ids() == list(range(9_000))
+
+
 def test_a_run_that_hangs_is_ended_after_its_silence(tmp_path: Path) -> None:
     config = {"notes": str(tmp_path / "notes"), "read": [record(1), {"sleep": 600}]}
     found, error = failing(config, silenceTimeout=0.5)
