@@ -288,7 +288,7 @@ def test_a_run_that_hangs_is_ended_after_its_silence(tmp_path: Path) -> None:
     assert found.ids() == [1]
     assert "said nothing for" in error.what
     assert error.transient
-    assert not is_alive(notes(tmp_path / "notes")[-1]["pid"])
+    eventually(lambda: not is_alive(notes(tmp_path / "notes")[-1]["pid"]), "it lives")
 
 
 def test_silence_is_logged(
@@ -335,7 +335,7 @@ def test_a_process_that_ignores_signals_is_killed(
     monkeypatch.setattr(process.guard, "KILL_S", 0.3)
     _, session, pid = started(tmp_path, {"deaf": True})
     session.close()
-    assert not is_alive(pid)
+    eventually(lambda: not is_alive(pid), "it lives")
 
 
 def test_an_interrupt_ends_a_poll_at_once(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_an_interrupt_ends_a_poll_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConnectorError, match="was interrupted"):
         session.poll(600.0)
     session.close()
-    assert not is_alive(pid)
+    eventually(lambda: not is_alive(pid), "it lives")
     again = Run(connector.open(opening()))
     assert isinstance(again.poll(), CaptureSequence), "the next session is not interrupted"
     connector.interrupt()
@@ -410,6 +410,22 @@ def test_discover() -> None:
     assert schema["properties"]["id"]["type"] == "integer"
     assert schema["properties"]["text"]["type"] == ["null", "string"]
     assert items.note is None
+
+
+def test_a_discovered_schema_claims_no_formats_and_one_that_cannot_be_used_is_left_out() -> None:
+    dated = {"at": {"type": "string", "format": "date-time", "airbyte_type": "x"}}
+    streams = [
+        {"name": "a", "json_schema": {"$schema": "x", "properties": dated}},
+        {"name": "b", "json_schema": {"properties": {"id": {"type": "nonsense"}}}},
+    ]
+    catalog = {"type": "CATALOG", "catalog": {"streams": streams}}
+    first, second = airbyte({"discover": [catalog]}).discover()
+    schema: Any = first.schema
+    assert "$schema" not in schema
+    assert "format" not in schema["properties"]["at"]
+    schema = second.schema
+    assert list(schema["properties"]) == ["_meta"]
+    assert "cannot be used" in str(second.note)
 
 
 def test_a_stream_without_a_key_is_told_apart_by_a_hash() -> None:

@@ -14,6 +14,7 @@ from penstock.connectors.packages import pending
 from penstock.connectors.packages.airbyte import difference
 from penstock.connectors.packages.airbyte_protocol import Stream, choose, state_to_send
 from penstock.connectors.packages.airbyte_reading import AirbyteReading, StatePolicy
+from penstock.connectors.packages.messages import UnknownStream
 from penstock.errors import UserError
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import CaptureSequence
@@ -187,6 +188,32 @@ def test_streams_that_nobody_reads_and_texts_are_for_the_log() -> None:
         (30, "careful"),
     ]
     assert reading.next() is None
+
+
+def test_namespaces_tell_streams_of_one_name_apart() -> None:
+    def named(namespace: str | None) -> Message:
+        message = record(1, "a")
+        message["record"]["namespace"] = namespace
+        return message
+
+    found = [{"name": "a", "namespace": "x"}, {"name": "a", "namespace": "y"}]
+    both = [binding("a", namespace="x"), binding("a", index=1, namespace="y")]
+    reading = AirbyteReading(choose(both, found, where="here"), "stream_complete")
+    for line in lines([named("y")]):
+        reading.take(line)
+    sequence = reading.next()
+    assert sequence is not None
+    assert shown(sequence) == ({1: [1]}, None)
+    for unclear in (None, "z"):
+        with pytest.raises(UnknownStream):
+            reading.take(*lines([named(unclear)]))
+    alone = AirbyteReading(choose(both[:1], found, where="here"), "stream_complete")
+    alone.take(*lines([named(None)]))
+    assert alone.next() is not None
+    with pytest.raises(UnknownStream):
+        alone.take(*lines([named("z")]))
+    plain = AirbyteReading(choose([binding("a")], [{"name": "a"}], where="here"), "each")
+    plain.take(*lines([named("z")]))
 
 
 def test_a_stream_that_is_not_complete_moves_no_state() -> None:

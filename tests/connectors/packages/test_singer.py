@@ -21,11 +21,13 @@ from connectors.packages.fakes import (
     tapped,
 )
 from penstock.connectors.packages import pending
+from penstock.connectors.packages.messages import UnknownStream
 from penstock.connectors.packages.singer_protocol import (
     choose,
     key_properties,
     state_patch,
     state_to_send,
+    unread,
 )
 from penstock.connectors.packages.singer_reading import SingerReading
 from penstock.errors import UserError
@@ -71,6 +73,22 @@ def test_a_state_closes_everything_before_it_and_documents_after_it_wait() -> No
     assert given(reading) is None
     reading.finish()
     assert given(reading) == ({0: [3]}, None)
+
+
+def test_a_stream_is_known_by_both_of_its_names_unless_another_one_has_it_too() -> None:
+    reading = SingerReading(STREAMS, None, unread(CATALOG, STREAMS))
+    take(reading, tapped(1, "a"), tapped(2, "public-a"), bookmark({"n": 1}))
+    assert given(reading) == ({0: [1, 2]}, {"n": 1})
+    twins: Message = {"streams": [{"tap_stream_id": f"{n}-a", "stream": "a"} for n in ("x", "y")]}
+    _, streams = choose([binding("x-a")], twins, where="here")
+    reading = SingerReading(streams, None, unread(twins, streams))
+    take(reading, tapped(1, "x-a"), tapped(2, "y-a"), bookmark({"n": 1}))
+    assert given(reading) == ({0: [1]}, {"n": 1})
+    assert reading.logs == [(20, "nobody reads the stream y-a")]
+    with pytest.raises(UnknownStream):
+        take(reading, tapped(3, "a"))
+    with pytest.raises(UnknownStream):
+        take(reading, tapped(3, "other"))
 
 
 def test_of_several_states_the_last_one_counts() -> None:
@@ -129,7 +147,7 @@ def test_the_catalog_selects_the_streams_of_bindings_only() -> None:
         ]
     }
     chosen, (stream,) = choose([A], found, where="here")
-    assert (stream.name, stream.alias) == ("public-a", "a")
+    assert (stream.name, stream.aliases) == ("public-a", {"public-a", "a"})
     first, second = chosen["streams"]
     whole, x, y, z = [each["metadata"] for each in first["metadata"]]
     assert whole["selected"] is True
@@ -201,6 +219,15 @@ def test_the_schema_comes_with_documents_and_a_version_is_only_logged(
         found = Run(singer({"read": [schema, activate, tapped(1)]}).open(opening())).to_end()
     assert found.sequences[0].schemas == {0: {"type": "object"}}
     assert "documents of older versions stay" in caplog.text
+
+
+@pytest.mark.usefixtures("home")
+def test_documents_of_a_stream_that_was_not_described_are_an_error() -> None:
+    found = Run(singer({"read": [tapped(1, "other"), bookmark({})]}).open(opening()))
+    with pytest.raises(ConnectorError, match="a stream that it did not describe: other") as failed:
+        found.to_end()
+    assert not failed.value.transient
+    assert found.state == {}
 
 
 @pytest.mark.usefixtures("home")

@@ -23,6 +23,7 @@ from penstock.connectors.packages.airbyte_protocol import (
     shared_patch,
     stream_patch,
 )
+from penstock.connectors.packages.messages import UnknownStream
 from penstock.connectors.packages.pending import Pending
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import CaptureSequence
@@ -67,7 +68,7 @@ class AirbyteReading:
     # ----------------------------------------------------------------------------------- messages
 
     def take(self, line: bytes) -> None:
-        """Take one line in; raises `BrokenMessage`."""
+        """Take one line in; raises `BrokenMessage` or `UnknownStream`."""
         message = READER.read(line)
         if message is None:
             self._say(logging.INFO, line.decode(errors="replace"))
@@ -186,10 +187,14 @@ class AirbyteReading:
         found = self._by_name.get((name, namespace))
         if found is None and (alone := self._by_name.get((name, None))) is not None:
             found = alone if alone.namespace is None else None
-        if found is None and name not in self._unknown:
+        if found is not None:
+            return found
+        if any(each.name == name for each in self._streams):
+            raise UnknownStream(f"{name} in namespace {namespace}")
+        if name not in self._unknown:
             self._unknown.add(name)
             self._say(logging.INFO, f"nobody reads the stream {name}")
-        return found
+        return None
 
     def _say(self, level: int, text: str) -> None:
         self.logs.append((level, text))

@@ -21,7 +21,8 @@ _NOTE_NO_KEY: Final = (
     "become one, and one that changes at the source is another"
 )
 _NOTE_SCHEMA: Final = "the schema of the package cannot be used, and only its key was taken over"
-_NO_ZONE: Final = frozenset({"timestamp_without_timezone", "time_without_timezone"})
+_LEFT_OUT: Final = ("$schema", "$id", "format", "selected")
+"""Words of a schema. Packages claim formats that their documents do not have: dates without zone."""
 
 
 def discovered(
@@ -60,10 +61,10 @@ def _cleaned(value: Any) -> Any:  # noqa: ANN401 - any part of a schema
         return [_cleaned(item) for item in value]
     if not isinstance(value, dict):
         return value
-    left = {name: _cleaned(item) for name, item in value.items() if name not in ("$schema", "$id")}
-    left.pop("selected", None)
-    if left.get("airbyte_type") in _NO_ZONE:
-        left.pop("format", None)
+    left = {name: _cleaned(item) for name, item in value.items()}
+    for name in _LEFT_OUT:
+        if isinstance(left.get(name), str | bool):  # a member of documents may be called so
+            del left[name]
     return left
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from penstock.connectors.packages.environments import Installed, find, parse
 from penstock.connectors.packages.line_splitter import LINE_BYTES_MAX, LineTooLong
-from penstock.connectors.packages.messages import BrokenMessage
+from penstock.connectors.packages.messages import BrokenMessage, UnknownStream
 from penstock.connectors.packages.process import Interrupted, PackageProcess
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
@@ -210,6 +210,13 @@ def explained(
             f"sent a message of more than {LINE_BYTES_MAX >> 20} MiB",
             why=f"it begins: {error.beginning.decode(errors='replace')}",
             fix="leave that stream out, or let the source send less in one document",
+            transient=False,
+        )
+    except UnknownStream as error:
+        source.fail(
+            process,
+            f"sent a document of a stream that it did not describe: {error.name}",
+            fix="report it to the maintainers of the package, or install another version",
             transient=False,
         )
     except BrokenMessage as error:

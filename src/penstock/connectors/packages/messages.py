@@ -24,6 +24,14 @@ class BrokenMessage(Exception):
         self.beginning = line[:QUOTED_BYTES].decode(errors="replace")
 
 
+class UnknownStream(Exception):
+    """A document of a stream that cannot be told: to pass it over could be to lose it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
 M = TypeVar("M", bound=msgspec.Struct)
 
 

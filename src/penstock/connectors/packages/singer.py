@@ -13,6 +13,7 @@ from penstock.connectors.packages.singer_protocol import (
     key_properties,
     state_to_send,
     stream_id,
+    unread,
 )
 from penstock.connectors.packages.singer_reading import BatchRefused, SingerReading
 from penstock.model.config_schema import ConfigSchema
@@ -93,7 +94,8 @@ class Singer(PackageSource):
             files["state.json"] = sent
             arguments += ["--state", "state.json"]
         process = self.start(arguments, files)
-        return SingerSession(self, opening, process, SingerReading(streams, sent))
+        others = unread(found, streams)
+        return SingerSession(self, opening, process, SingerReading(streams, sent, others))
 
     def _discover(self) -> dict[str, Any]:
         files: dict[str, Json] = {"config.json": self.settings()}

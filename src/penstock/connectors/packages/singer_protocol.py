@@ -50,8 +50,8 @@ class Stream:
     binding: SourceBinding
     name: str
     """As the tap's catalog and its bookmarks have it: `tap_stream_id`."""
-    alias: str
-    """As its messages have it."""
+    aliases: frozenset[str]
+    """As its messages have it: taps use one or the other of its two names."""
 
     @property
     def key(self) -> str:
@@ -90,9 +90,24 @@ def choose(
                 fix="a run gives a stream once: keep one binding, and derive from its collection",
             )
         _select(found[name], resource)
-        alias = str(found[name].get("stream") or name)
-        streams[name] = Stream(binding=binding, name=name, alias=alias)
+        streams[name] = Stream(binding=binding, name=name, aliases=_aliases(name, found))
     return chosen, tuple(streams.values())
+
+
+def _aliases(name: str, found: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """The names of a stream that no other one has."""
+    short = str(found[name].get("stream") or name)
+    shared = [each for each in found.values() if each.get("stream") == short]
+    return frozenset({name} if len(shared) > 1 or short in found else {name, short})
+
+
+def unread(catalog: Mapping[str, Any], streams: Sequence[Stream]) -> frozenset[str]:
+    """Return the names of the streams that nobody reads, and nobody could take for one that is."""
+    read = {each.name for each in streams}
+    found = catalog.get("streams") or ()
+    wanted = {each.get("stream") for each in found if stream_id(each) in read} | read
+    every = {name for each in found for name in (stream_id(each), each.get("stream")) if name}
+    return frozenset(every - wanted)
 
 
 def _select(stream: dict[str, Any], resource: Mapping[str, Any] | None) -> None:
@@ -170,7 +185,7 @@ def state_to_send(state: Mapping[str, Any], streams: Sequence[Stream]) -> Json:
     bookmarks = value.get("bookmarks") if isinstance(value, dict) else None
     if not isinstance(bookmarks, dict) or len(new) == len(streams):
         return None
-    names = {each.name for each in new} | {each.alias for each in new}
-    left = {name: each for name, each in bookmarks.items() if name not in names}
+    anew = frozenset().union(*(each.aliases for each in new))
+    left = {name: each for name, each in bookmarks.items() if name not in anew}
     rest = {name: each for name, each in value.items() if name != "currently_syncing"}
     return {**rest, "bookmarks": left}

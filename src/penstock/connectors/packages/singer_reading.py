@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from penstock.connectors.packages.messages import UnknownStream
 from penstock.connectors.packages.pending import Pending
 from penstock.connectors.packages.singer_protocol import (
     READER,
@@ -27,20 +28,23 @@ class BatchRefused(Exception):
 class SingerReading:
     """What a run has given so far."""
 
-    def __init__(self, streams: Sequence[Stream], given: Json) -> None:
-        """`given` is the state that the tap was given."""
+    def __init__(
+        self, streams: Sequence[Stream], given: Json, others: frozenset[str] = frozenset()
+    ) -> None:
+        """`given` is the state that the tap was given; `others` are streams that nobody reads."""
         self._streams = tuple(streams)
         self._pending = Pending(
             {each.binding.index: (each.binding, each.name) for each in streams}, "time_extracted"
         )
-        self._by_alias = {each.alias: each.binding.index for each in streams}
+        self._by_alias = {alias: each.binding.index for each in streams for alias in each.aliases}
+        self._others = others
         self._last = given
         self._unknown: set[str] = set()
         self.logs: list[tuple[int, str]] = []
         """For the log, until they are taken."""
 
     def take(self, line: bytes) -> None:
-        """Take one line in; raises `BrokenMessage` or `BatchRefused`."""
+        """Take one line in; raises `BrokenMessage`, `UnknownStream` or `BatchRefused`."""
         message = READER.read(line)
         if message is None:
             self.logs.append((logging.INFO, line.decode(errors="replace")))
@@ -79,10 +83,14 @@ class SingerReading:
     def _binding(self, message: SingerMessage) -> int | None:
         name = message.stream or ""
         at = self._by_alias.get(name)
-        if at is None and name not in self._unknown:
+        if at is not None:
+            return at
+        if name not in self._others:
+            raise UnknownStream(name)
+        if name not in self._unknown:
             self._unknown.add(name)
             self.logs.append((logging.INFO, f"nobody reads the stream {name}"))
-        return at
+        return None
 
     def finish(self) -> None:
         """The tap has ended without an error: everything counts."""
