@@ -22,7 +22,7 @@ _NOTE_NO_KEY: Final = (
 )
 _NOTE_SCHEMA: Final = "the schema of the package cannot be used, and only its key was taken over"
 _LEFT_OUT: Final = ("$schema", "$id", "format", "selected")
-"""Words of a schema. Packages claim formats that their documents do not have: dates without zone."""
+"""Words of a schema. Packages claim formats that their documents lack: dates without zones."""
 
 
 def discovered(
