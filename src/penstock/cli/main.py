@@ -12,6 +12,7 @@ from penstock.cli import (
     bench,
     check,
     compact,
+    connector,
     demo,
     discover,
     doctor,
@@ -88,6 +89,15 @@ register(app, prepare.prepare)
 tasks = typer.Typer(name="task", help="Control running tasks.", no_args_is_help=True)
 register(tasks, task.close_now)
 app.add_typer(tasks)
+
+connectors = typer.Typer(
+    name="connector", help="List, install and try connectors.", no_args_is_help=True
+)
+register(connectors, connector.list_connectors, "list")
+register(connectors, connector.install)
+register(connectors, connector.remove)
+register(connectors, connector.check)
+app.add_typer(connectors)
 
 
 def main() -> None:

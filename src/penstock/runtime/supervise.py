@@ -81,9 +81,12 @@ async def _supervised(
                     _log.error("%s: %s", task.name, _one_line(error))
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
+                wait_s *= random.uniform(0.5, 1)  # noqa: S311 - spreads tasks
+                if isinstance(error, ConnectorError):
+                    wait_s = max(wait_s, error.retry_after_s)
                 _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
             control.nothing_to_finish = True
-            await control.pause(wait_s * random.uniform(0.5, 1))  # noqa: S311 - spreads tasks
+            await control.pause(wait_s)
 
 
 def _kept_log(task: RunnableTask, world: World) -> contextlib.AbstractAsyncContextManager[None]:

@@ -21,9 +21,12 @@ class ConnectorError(PenstockError):
         why: str | None = None,
         fix: str | None = None,
         transient: bool = False,
+        retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(what, where=where, why=why, fix=fix)
         self.transient = transient
+        self.retry_after_s = retry_after_s
+        """Seconds that the next session should wait at least, after a transient error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
