@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -91,6 +91,7 @@ CONFIG_SCHEMA: Final = ConfigSchema(
 )
 
 _CONNECT_S_MAX: Final = 10
+_NO_PARAMETERS: Final[Mapping[str, str]] = {}
 _LOOK_S_MAX: Final = 2
 _SILENT_MS_MAX: Final = 60_000
 """Time that data may stay unacknowledged before a connection counts as lost."""
@@ -140,8 +141,13 @@ class Server:
         with contextlib.closing(self.connect(timeout_s=_LOOK_S_MAX)) as connection:
             return blocked(connection, application(self.where))
 
-    def connect(self, *, timeout_s: int = _CONNECT_S_MAX) -> PostgresConnection:
-        """Open a connection that begins no transaction by itself; raises `ConnectorError`."""
+    def connect(
+        self, *, timeout_s: int = _CONNECT_S_MAX, parameters: Mapping[str, str] = _NO_PARAMETERS
+    ) -> PostgresConnection:
+        """Open a connection that begins no transaction by itself; raises `ConnectorError`.
+
+        `parameters` are further ones of libpq.
+        """
         config = CONFIG_SCHEMA.read(resolve(self.config.value, where=self._at), where=self._at)
         host, port = _place(config["address"])
         password = config.get("password")
@@ -163,6 +169,7 @@ class Server:
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,
                 prepare_threshold=None,  # a pooler may hand every transaction to another server
+                **parameters,
             )
         except psycopg.Error as error:
             raise self._unreachable(error, password) from None
