@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -91,7 +91,6 @@ CONFIG_SCHEMA: Final = ConfigSchema(
 )
 
 _CONNECT_S_MAX: Final = 10
-_NO_PARAMETERS: Final[Mapping[str, str]] = {}
 _LOOK_S_MAX: Final = 2
 _SILENT_MS_MAX: Final = 60_000
 """Time that data may stay unacknowledged before a connection counts as lost."""
@@ -142,11 +141,15 @@ class Server:
             return blocked(connection, application(self.where))
 
     def connect(
-        self, *, timeout_s: int = _CONNECT_S_MAX, parameters: Mapping[str, str] = _NO_PARAMETERS
+        self,
+        *,
+        timeout_s: int = _CONNECT_S_MAX,
+        options: str | None = None,
+        replication: str | None = None,
     ) -> PostgresConnection:
         """Open a connection that begins no transaction by itself; raises `ConnectorError`.
 
-        `parameters` are further ones of libpq.
+        `options` and `replication` are those of libpq.
         """
         config = CONFIG_SCHEMA.read(resolve(self.config.value, where=self._at), where=self._at)
         host, port = _place(config["address"])
@@ -169,7 +172,8 @@ class Server:
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,
                 prepare_threshold=None,  # a pooler may hand every transaction to another server
-                **parameters,
+                options=options,
+                replication=replication,
             )
         except psycopg.Error as error:
             raise self._unreachable(error, password) from None
