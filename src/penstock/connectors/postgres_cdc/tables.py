@@ -41,8 +41,9 @@ ORDER BY n.nspname, c.relname"""
 _LEAVES: Final = """
 SELECT n.nspname::text, c.relname::text, pg_table_size(c.oid),
     pg_relation_size(c.oid) / current_setting('block_size')::int
-FROM pg_partition_tree($1::oid::regclass) p JOIN pg_class c ON c.oid = p.relid
-JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.isleaf AND c.relkind = 'r'
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND (c.oid = $1::oid OR c.oid IN (
+    SELECT relid FROM pg_partition_tree($1::oid::regclass) WHERE isleaf))
 ORDER BY n.nspname, c.relname"""
 _TYPES: Final = f"""
 SELECT oid::bigint, typtype::text, typbasetype::bigint, typtypmod, typelem::bigint
