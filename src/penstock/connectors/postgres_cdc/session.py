@@ -106,6 +106,8 @@ class ChangesSession:
         self._confirmed = start.cursor or 0
         self._told = 0
         self._position = 0
+        self._owes_snapshot = False
+        """The log is read up to where tables were read whole."""
         self._types: dict[int, tuple[int, int]] = {}
         self._extra: list[Replication] = []
         self._gathering: Gathering | None = None
@@ -168,6 +170,7 @@ class ChangesSession:
             self._extra.append(replication)
             name = f"{start.slot}_{replication.pid}"
             snapshot = yield from self._export(replication, name, temporary=True)
+            self._owes_snapshot = True
         yield from self._tail(snapshot, self._publication)
 
     def _begin(self) -> Story:
@@ -312,7 +315,7 @@ class ChangesSession:
                     yield sequence
                 yield from self._give(snapshot)
                 snapshot.replication.close()
-                snapshot = None
+                snapshot, self._owes_snapshot = None, False
             if frame[0] == wire.XLOG_DATA and frame[wire.MESSAGE_AT] == wire.BEGIN:
                 gathering.begin(wire.begin(frame[wire.MESSAGE_AT :]))
             elif gathering.is_full and (sequence := self._taken(gathering)) is not None:
@@ -385,8 +388,8 @@ class ChangesSession:
 
     @property
     def _reached(self) -> bool:
-        """All that was there when the session began has been read."""
-        return self._position >= self._start.target
+        """All that was there when the session began has been given."""
+        return self._position >= self._start.target and not self._owes_snapshot
 
     def _until(self) -> float:
         """How long to wait for the server: nobody waits for what comes after the end of a run."""

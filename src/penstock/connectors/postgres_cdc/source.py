@@ -129,41 +129,34 @@ class PostgresChanges:
         resources = [self._resource(each.resource.value) for each in opening.bindings]
         names = [name for name, _ in resources]
         publication = self._publication or f"penstock_{tables.task_hash(opening.task)}"
-        replication = Replication(self.server)
-        try:
-            with self.connected() as connection:
-                check_server(connection, self.server)
-                system = replication.system()
-                bound = bound_tables(
-                    connection,
-                    self.server,
-                    opening.bindings,
-                    names,
-                    [ignores for _, ignores in resources],
+        with self.connected() as connection, contextlib.ExitStack() as opened:
+            check_server(connection, self.server)
+            replication = Replication(self.server)
+            opened.callback(replication.close)
+            bound = bound_tables(
+                connection,
+                self.server,
+                opening.bindings,
+                names,
+                [ignores for _, ignores in resources],
+            )
+            start = begin(
+                connection,
+                self.server,
+                Progress() if opening.preview else Progress.of(opening.state),
+                bound,
+                system=replication.system(),
+                task=opening.task,
+                stopping=self.stopping,
+            )
+            found: str | None = publication
+            if opening.preview:
+                start, found = _previewed(connection, start, publication)
+            else:
+                ensure_published(
+                    connection, self.server, publication, start, managed=self._publication is None
                 )
-                start = begin(
-                    connection,
-                    self.server,
-                    Progress() if opening.preview else Progress.of(opening.state),
-                    bound,
-                    system=system,
-                    task=opening.task,
-                    stopping=self.stopping,
-                )
-                found: str | None = publication
-                if opening.preview:
-                    start, found = _previewed(connection, start, publication)
-                else:
-                    ensure_published(
-                        connection,
-                        self.server,
-                        publication,
-                        start,
-                        managed=self._publication is None,
-                    )
-        except BaseException:
-            replication.close()
-            raise
+            opened.pop_all()  # it is the session's from here on
         sweep(self._spool_home, start.slot)
         return ChangesSession(
             self,
