@@ -7,6 +7,7 @@ import json
 import random
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import psycopg
@@ -261,6 +262,26 @@ def test_a_large_transaction_is_one_sequence_from_disk(
     assert driver.spark_reads == 1
     assert len(driver.sequences[-2]["items"]) == 60000 + 60000 // 7
     driver.check()
+
+
+def test_memory_is_flat_however_large_a_transaction_is(url: str) -> None:
+    ran(url, ITEMS)
+    driver = Driver(url, ["items"])
+    driver.run()
+    ran(url, "INSERT INTO items SELECT i, repeat('x', 200), i FROM generate_series(1, 100000) i")
+    session = driver.open(ends=False)
+    tracemalloc.start()
+    try:
+        polled = session.poll(0.5)
+        while not (isinstance(polled, CaptureSequence) and polled.bytes):
+            polled = session.poll(0.5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        session.close()
+    assert polled.bytes > 30 << 20
+    assert not polled.given
+    assert peak < 16 << 20
 
 
 def test_a_large_table_is_read_in_parts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
