@@ -12,6 +12,7 @@ from connectors.postgres_cdc.changing import live_rows, ran
 from connectors.postgres_cdc.pipeline import Capturing, catalog_of
 from connectors.postgres_cdc.test_crash import VIEWS
 from penstock.connectors.postgres_cdc import gathering, spool
+from penstock.runtime.ops import STATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,10 @@ def test_small_and_large_transactions_of_one_run_keep_their_order(
     monkeypatch.setattr(spool, "PART_BYTES", 4000)
     ran(url, "CREATE TABLE items (id int PRIMARY KEY, amount int)")
     place = Capturing(tmp_path, spark, ())
-    place.prepare(json.dumps(catalog_of(url, ["items"], materialization=VIEWS)))
+    catalog = catalog_of(url, ["items"], materialization=VIEWS)
+    # All of them are one transaction here: it stays open until the source has nothing more.
+    catalog["captures"]["acme/changes"]["shards"] = {"minTxnDuration": "8s"}
+    place.prepare(json.dumps(catalog))
     assert place.run() == 0
     ran(
         url,
@@ -41,4 +45,6 @@ def test_small_and_large_transactions_of_one_run_keep_their_order(
         "DELETE FROM items WHERE id = 5",
     )
     assert place.run() == 0
+    captures = [stats for stats in place.read(STATS.name) if stats.get("capture")]
+    assert len(captures) == 1, "all of them in one transaction"
     assert place.table("items") == live_rows(url, "items")
