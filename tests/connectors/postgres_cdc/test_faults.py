@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -294,6 +295,46 @@ def test_a_table_that_is_gone_or_another_one_is_refused(url: str) -> None:
     error = refusal(driver)
     assert "not the one that was captured" in error.what
     recovered(driver)
+
+
+def test_a_table_that_is_replaced_under_a_session_stops_it(url: str) -> None:
+    ran(url, ITEMS, FILLED, "CREATE PUBLICATION ours FOR ALL TABLES")
+    driver = Driver(url, ["items"], options={"publication": "ours"})
+    driver.run()
+    session = driver.open(ends=False)
+    try:
+        session.poll(0.1)
+        ran(url, "DROP TABLE items", ITEMS, FILLED)
+        with pytest.raises(ConnectorError, match="not the one that was captured"):
+            driver.drive(session, until=lambda _: False)
+    finally:
+        session.close()
+
+
+def test_changes_of_a_table_that_is_renamed_for_a_while_are_captured(url: str) -> None:
+    driver = begun(url)
+    ran(
+        url,
+        "ALTER TABLE items RENAME TO away",
+        "UPDATE away SET amount = 5",
+        "ALTER TABLE away RENAME TO items",
+    )
+    driver.run()
+    driver.check()
+
+
+def test_a_disk_that_cannot_hold_a_large_transaction_is_named(url: str, tmp_path: Path) -> None:
+    ran(url, ITEMS)
+    driver = Driver(url, ["items"], options={"spoolDirectory": str(tmp_path / "absent")})
+    driver.run()
+    ran(url, "INSERT INTO items SELECT i, repeat('x', 99), i FROM generate_series(1, 30000) i")
+    error = refusal(driver)
+    assert "cannot be put on disk" in error.what
+    assert "spoolDirectory" in str(error)
+    driver.options = {"spoolDirectory": str(tmp_path)}
+    driver.run()
+    driver.check()
+    assert list(tmp_path.iterdir()) == [], "what is committed is removed"
 
 
 def test_a_publication_that_is_gone_is_refused(url: str) -> None:

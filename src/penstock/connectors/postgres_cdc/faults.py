@@ -10,6 +10,7 @@ import psycopg
 
 from penstock.connectors.postgres.server import Server, explain
 from penstock.connectors.postgres_cdc.tables import Slot, Table
+from penstock.connectors.postgres_cdc.wire import Malformed
 from penstock.runtime.connector.common import ConnectorError
 
 RAISE: Final = "raise `backfill` of the capture's bindings: their tables are read again"
@@ -113,6 +114,25 @@ def went_back(server: Server, *, cursor: str, current: str) -> ConnectorError:
     )
 
 
+def not_on_disk(server: Server, error: OSError) -> ConnectorError:
+    return ConnectorError(
+        "a large transaction cannot be put on disk",
+        where=f"{server.where}: {error.filename or 'spoolDirectory'}",
+        why=error.strerror,
+        fix="free some space there, or set `spoolDirectory` to a directory that has some",
+        transient=True,
+    )
+
+
+def misunderstood(server: Server, error: Malformed) -> ConnectorError:
+    return ConnectorError(
+        "the server sent something that is not part of the protocol that was agreed on",
+        where=server.name,
+        why=str(error),
+        fix="is this PostgreSQL? Report it, with the server's version",
+    )
+
+
 def truncated(server: Server, table: str) -> ConnectorError:
     return ConnectorError(
         f"table {table} was truncated, which no document can say",
@@ -159,9 +179,9 @@ def no_identity(server: Server, table: Table, missing: list[str]) -> ConnectorEr
     )
 
 
-def replaced(server: Server, table: Table) -> ConnectorError:
+def replaced(server: Server, table: str) -> ConnectorError:
     return ConnectorError(
-        f"table {table.shown} is not the one that was captured so far",
+        f"table {table} is not the one that was captured so far",
         where=server.name,
         why="it was dropped, and made again",
         fix="raise `backfill` of its binding",

@@ -33,6 +33,7 @@ class Route:
     """A binding, and what of its table it is given."""
 
     binding: int
+    oid: int
     table: TableName
     key: Sequence[str]
     """Members of documents that its collection's key is in."""
@@ -54,6 +55,10 @@ class _Target:
 
 class Truncated(ValueError):
     """A table was truncated, and its binding does not ignore that."""
+
+
+class Replaced(ValueError):
+    """A table of this name is another one than the one that is captured."""
 
 
 class ValueLost(ValueError):
@@ -93,6 +98,10 @@ class Gathering:
         """True if it is to be given now, whatever else there is."""
         return self._spool is not None or self.bytes >= JOINED_BYTES
 
+    @property
+    def is_empty(self) -> bool:
+        return self._spool is None and not self.bytes
+
     # ------------------------------------------------------------------------------- transactions
 
     def begin(self, message: Begin) -> None:
@@ -108,8 +117,12 @@ class Gathering:
         table = (message.schema, message.table)
         self._names[message.oid] = table
         self._stamps.pop(message.oid, None)
-        routes = [route for route in self._routes if route.table == table]
+        # A table keeps its number if it is renamed, and one that is made anew has another one.
+        routes = [route for route in self._routes if route.oid == message.oid]
         if not routes:
+            for route in self._routes:
+                if route.table == table and self._is_given(route):
+                    raise Replaced(route.about)
             self._targets[message.oid] = []
             return
         bases = self._bases([column.type for column in message.columns])
@@ -188,7 +201,7 @@ class Gathering:
         None if there is nothing to give: transactions that did not touch these tables count for
         nothing, or if one has not come to its end.
         """
-        if self.in_transaction or not (self.bytes or self._spool):
+        if self.in_transaction or self.is_empty:
             return None
         spool, self._spool = self._spool, None
         schemas, self._schemas = self._schemas, {}

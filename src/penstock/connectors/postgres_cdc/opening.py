@@ -262,7 +262,7 @@ def begin(
             )
         for each in known:
             if progress.tables[each.state_key] != each.table.oid:
-                raise faults.replaced(server, each.table)
+                raise faults.replaced(server, each.table.shown)
         return Start(
             system=system,
             slot=name,

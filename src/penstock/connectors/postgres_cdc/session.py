@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.connectors.postgres_cdc import faults, progress, tables, wire
-from penstock.connectors.postgres_cdc.gathering import Gathering, Route, Truncated, ValueLost
+from penstock.connectors.postgres_cdc.gathering import (
+    Gathering,
+    Replaced,
+    Route,
+    Truncated,
+    ValueLost,
+)
 from penstock.connectors.postgres_cdc.opening import BoundTable, Start
 from penstock.connectors.postgres_cdc.replication import Replication
 from penstock.connectors.postgres_cdc.snapshot import plan_read, read_here
@@ -33,7 +39,6 @@ from penstock.connectors.postgres_cdc.values import USER_TYPES_FROM
 from penstock.connectors.postgres_cdc.wire import lsn_text
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import CaptureSequence, Idle, Polled
-from penstock.runtime.connector.common import ConnectorError
 
 if TYPE_CHECKING:
     from penstock.connectors.postgres_cdc.source import PostgresChanges
@@ -120,8 +125,13 @@ class ChangesSession:
             if self._closing:
                 return Idle.PENDING
             self._deadline = time.monotonic() + wait_s
-            with faults.explained(self._server):
-                return next(self._tale)
+            try:
+                with faults.explained(self._server):
+                    return next(self._tale)
+            except wire.Malformed as error:
+                raise faults.misunderstood(self._server, error) from error
+            except OSError as error:
+                raise faults.not_on_disk(self._server, error) from error
 
     def acknowledge(self, sequences: int) -> None:
         with self._lock:
@@ -237,10 +247,15 @@ class ChangesSession:
         """Give tables as they are in a snapshot, and wait until they are committed."""
         with self._source.connected() as connection:
             self._types = tables.bases(connection)
+            names = [(each.table.schema, each.table.name) for each in snapshot.bound]
+            # As they are now: columns may have come since the session began.
+            found = {each.oid: each for each in tables.tables_named(connection, names)}
+            if gone := [each for each in snapshot.bound if each.table.oid not in found]:
+                raise faults.replaced(self._server, gone[0].table.shown)
             reads = [
                 plan_read(
                     connection,
-                    each.table,
+                    found[each.table.oid],
                     tables.leaves(connection, each.table),
                     binding=each.binding.index,
                     server=self._server,
@@ -279,6 +294,7 @@ class ChangesSession:
             [
                 Route(
                     binding=each.binding.index,
+                    oid=each.table.oid,
                     table=(each.table.schema, each.table.name),
                     key=each.key,
                     ignores_truncate=each.ignores_truncate,
@@ -306,7 +322,7 @@ class ChangesSession:
                 elif not self._replication.wait(until := self._until()):
                     self._confirm(always=not self._reached)
                     if until >= self._deadline or (self._ends and self._reached):
-                        yield Idle.NOTHING if self._reached else Idle.PENDING
+                        yield self._idle(gathering)
                 continue
             frame = bytes(data)
             end = self._read(gathering, frame)
@@ -325,7 +341,7 @@ class ChangesSession:
             count += 1
             if count % _LOOK_EVERY == 0 and time.monotonic() >= self._deadline:
                 self._confirm()
-                yield Idle.NOTHING if self._reached else Idle.PENDING
+                yield self._taken(gathering) or self._idle(gathering)
 
     def _read(self, gathering: Gathering, frame: bytes) -> int | None:
         """Take a frame in; returns a position before which all transactions have been read.
@@ -334,7 +350,7 @@ class ChangesSession:
         """
         if frame[0] != wire.XLOG_DATA:
             if frame[0] != wire.KEEPALIVE:
-                raise _unknown(self._server.name, frame[0])
+                raise wire.Malformed(f"a frame of {chr(frame[0])!r}")
             alive = wire.keepalive(frame)
             if alive.wants_reply:
                 self._confirm(always=True)
@@ -356,7 +372,10 @@ class ChangesSession:
                 gathering.commit(wire.commit(message))
                 self._position = max(self._position, gathering.end)
             case wire.RELATION:
-                gathering.relation(wire.relation(message))
+                try:
+                    gathering.relation(wire.relation(message))
+                except Replaced as error:
+                    raise faults.replaced(self._server, str(error)) from error
             case wire.TRUNCATE:
                 try:
                     gathering.truncate(wire.truncate(message).relations)
@@ -364,7 +383,7 @@ class ChangesSession:
                     raise faults.truncated(self._server, str(error)) from error
             case _:
                 if kind not in wire.IGNORED:
-                    raise _unknown(self._server.name, kind)
+                    raise wire.Malformed(f"a message of {chr(kind)!r}")
         return None
 
     def _taken(self, gathering: Gathering) -> CaptureSequence | None:
@@ -391,6 +410,9 @@ class ChangesSession:
         """All that was there when the session began has been given."""
         return self._position >= self._start.target and not self._owes_snapshot
 
+    def _idle(self, gathering: Gathering) -> Idle:
+        return Idle.NOTHING if self._reached and gathering.is_empty else Idle.PENDING
+
     def _until(self) -> float:
         """How long to wait for the server: nobody waits for what comes after the end of a run."""
         if self._reached:
@@ -409,11 +431,3 @@ class ChangesSession:
             with self._source.connected() as connection:
                 self._types = tables.bases(connection)
         return self._types
-
-
-def _unknown(where: str, kind: int) -> ConnectorError:
-    return ConnectorError(
-        f"the server sent {chr(kind)!r}, which is not part of the protocol that was agreed on",
-        where=where,
-        fix="is this PostgreSQL? Report it, with the server's version",
-    )
