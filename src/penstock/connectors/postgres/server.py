@@ -140,8 +140,17 @@ class Server:
         with contextlib.closing(self.connect(timeout_s=_LOOK_S_MAX)) as connection:
             return blocked(connection, application(self.where))
 
-    def connect(self, *, timeout_s: int = _CONNECT_S_MAX) -> PostgresConnection:
-        """Open a connection that begins no transaction by itself; raises `ConnectorError`."""
+    def connect(
+        self,
+        *,
+        timeout_s: int = _CONNECT_S_MAX,
+        options: str | None = None,
+        replication: str | None = None,
+    ) -> PostgresConnection:
+        """Open a connection that begins no transaction by itself; raises `ConnectorError`.
+
+        `options` and `replication` are those of libpq.
+        """
         config = CONFIG_SCHEMA.read(resolve(self.config.value, where=self._at), where=self._at)
         host, port = _place(config["address"])
         password = config.get("password")
@@ -163,6 +172,8 @@ class Server:
                 autocommit=True,
                 cursor_factory=psycopg.RawCursor,
                 prepare_threshold=None,  # a pooler may hand every transaction to another server
+                options=options,
+                replication=replication,
             )
         except psycopg.Error as error:
             raise self._unreachable(error, password) from None

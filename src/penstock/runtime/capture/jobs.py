@@ -107,11 +107,16 @@ class CaptureJobs:
     async def publish(self, txn: CaptureTransaction) -> Mapping[int, BindingCounts]:
         """Publish the documents of a transaction, and return what each binding captured."""
         counts: dict[int, _Count] = {}
-        for read in (read for sequence in txn.sequences for read in sequence.reads):
-            await self._read(read, txn, counts.setdefault(read.binding, _Count()))
-        given = [given for sequence in txn.sequences for given in sequence.given]
-        for binding, documents in _merged(given):
-            await self._take(binding, documents, txn, counts.setdefault(binding, _Count()))
+        given: list[Given] = []
+        for sequence in txn.sequences:
+            if sequence.reads:
+                # What came before is earlier, key by key.
+                await self._take_all(given, txn, counts)
+                given = []
+            for read in sequence.reads:
+                await self._read(read, txn, counts.setdefault(read.binding, _Count()))
+            given.extend(sequence.given)
+        await self._take_all(given, txn, counts)
         await self._learn(txn, counts)
         return {
             at: BindingCounts(
@@ -131,6 +136,12 @@ class CaptureJobs:
                 await learn(store, binding.collection.name, seen=seen, sourced=sourced.get(at))
 
     # ------------------------------------------------------------------------------ in the leader
+
+    async def _take_all(
+        self, given: Sequence[Given], txn: CaptureTransaction, counts: dict[int, _Count]
+    ) -> None:
+        for binding, documents in _merged(given):
+            await self._take(binding, documents, txn, counts.setdefault(binding, _Count()))
 
     async def _take(
         self, at: int, documents: Documents, txn: CaptureTransaction, count: _Count
