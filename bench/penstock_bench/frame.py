@@ -68,6 +68,10 @@ WORKLOADS: Mapping[str, WorkloadEntry] = {
         "penstock_bench.pipeline:run",
         "events through two hops, beside Declarative Pipelines and others",
     ),
+    "capture": WorkloadEntry(
+        "penstock_bench.capture:run",
+        "files, PostgreSQL changes and HTTP into collections, beside plain Spark and others",
+    ),
     "crash": WorkloadEntry(
         "penstock_bench.crash:run", "wrong rows after kill -9, beside Structured Streaming"
     ),
