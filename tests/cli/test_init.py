@@ -8,6 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.catalog.build import build_catalog
+from penstock.cli.init import templates
 from penstock.cli.main import app
 
 FILES = ["catalog.yaml", "data/orders.jsonl", "data/stock.jsonl", "schemas/order.yaml"]
@@ -28,7 +29,25 @@ def test_what_init_writes_is_right() -> None:
     assert "penstock check demo/catalog.yaml" in done.stdout
     checked = penstock("check", "demo")
     assert checked.exit_code == 0
-    assert checked.stdout == "ok: 3 collections, 1 derivation, 1 materialization, 2 tests\n"
+    found = "ok: 3 collections, 1 derivation, 1 capture, 1 materialization, 2 tests\n"
+    assert checked.stdout == found
+
+
+@pytest.mark.parametrize("template", templates())
+def test_every_template_is_right(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "made up")
+    assert penstock("init", "acme", "--template", template).exit_code == 0
+    checked = penstock("check", "acme")
+    assert checked.exit_code == 0, checked.stdout + checked.stderr
+
+
+def test_templates_are_listed_and_a_wrong_one_is_said(tmp_path: Path) -> None:
+    assert penstock("init", "--list-templates").stdout.split() == templates()
+    assert {"demo", "files", "postgres"} <= set(templates())
+    done = penstock("init", "--template", "file")
+    assert done.exit_code == 2
+    assert "there is no template file" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_directory_is_here_unless_told(tmp_path: Path) -> None:
