@@ -110,8 +110,20 @@ def test_a_key_that_is_no_text_is_not_changed() -> None:
     assert metas(made, Made(k=b"\xff\x00"), Made(k=None)) == [{"keyBase64": "/wA="}, {}]
 
 
-def test_a_record_may_have_no_time() -> None:
-    assert metas(form(members=("timestamp",)), Made(t=(0, -1))) == [{}]
+@pytest.mark.parametrize(
+    ("time", "want"),
+    [
+        ((0, -1), {}),
+        ((1, -1), {}),
+        ((1, 2**62), {}),
+        ((2, 0), {"timestamp": "1970-01-01T00:00:00.000Z"}),
+        ((1, 253_402_300_799_999), {"timestamp": "9999-12-31T23:59:59.999Z"}),
+    ],
+)
+def test_a_record_may_have_no_time_that_a_calendar_has(
+    time: tuple[int, int], want: dict[str, str]
+) -> None:
+    assert metas(form(members=("timestamp",)), Made(t=time)) == [want]
 
 
 def test_a_tombstone_is_a_deletion_of_the_key_that_its_record_has() -> None:

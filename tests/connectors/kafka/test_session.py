@@ -14,6 +14,7 @@ import pytest
 from connectors.kafka.broker import PASSWORD, USER, Broker
 from connectors.kafka.reading import Reader, binding, ids, in_order, record
 from penstock.connectors.kafka import cluster, session
+from penstock.connectors.kafka.offsets import Fits
 from penstock.errors import UserError
 from penstock.runtime.connector.capture import CaptureSequence, Idle
 from penstock.runtime.connector.common import ConnectorError
@@ -219,6 +220,23 @@ def test_records_removed_while_a_session_reads_are_noticed(
             assert got == []
         else:
             assert ids(got) == list(range(10)), "it was quicker"
+
+
+def test_an_offset_that_is_refused_without_a_reason_is_an_error(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.create(1)
+    reader = Reader.of(broker, topic)
+    broker.produce(topic, [record(n) for n in range(10)])
+    with reader.session() as opened:
+        broker.remove_before(topic, 0, 5)
+        monkeypatch.setattr(
+            session, "reconcile", lambda cursor, _look, _start: Fits(cursor=cursor)
+        )  # which sees no gap
+        with pytest.raises(ConnectorError, match="does not give an offset") as refused:
+            reader.until(opened, Idle.END)
+        assert refused.value.transient
+        assert f"topic {topic}, partition 0" in str(refused.value.where)
 
 
 def test_records_removed_before_a_task_reads_them_end_the_session(

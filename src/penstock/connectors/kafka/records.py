@@ -53,6 +53,8 @@ META_MEMBERS: Final[dict[str, Json]] = {
 }
 """The members of `/_meta`, and their schemas."""
 
+_YEAR_10000_MS: Final = 253_402_300_800_000
+
 _HEADERS: Final = pa.list_(
     pa.struct([("name", pa.utf8()), ("value", pa.utf8()), ("valueBase64", pa.utf8())])
 )
@@ -149,9 +151,13 @@ class Form:
 
 
 def _timestamps(records: Sequence[Record]) -> Any:  # noqa: ANN401 - an Arrow array
-    """RFC 3339, to the millisecond, as Kafka has it."""
-    known = [each if (each := record.timestamp())[0] else (0, None) for record in records]
-    instants = pa.array([each[1] for each in known], pa.timestamp("ms", "UTC"))
+    """RFC 3339, to the millisecond, as Kafka has it; nothing for one that no calendar has.
+
+    A producer may write any number.
+    """
+    stamps = [record.timestamp() for record in records]
+    known = [at if kind and 0 <= at < _YEAR_10000_MS else None for kind, at in stamps]
+    instants = pa.array(known, pa.timestamp("ms", "UTC"))
     return pc.strftime(instants, format="%Y-%m-%dT%H:%M:%SZ", locale="C")
 
 

@@ -143,6 +143,8 @@ class KafkaSession:
         self._trouble = Trouble()
         self._consumer: Consumer | None = None
         self._is_assigned = False
+        self._refused: Message | None = None
+        """Says that a partition has not the offset to go on from."""
         self._next_look = 0.0
         self._next_settle = 0.0
         self._look(first=True)
@@ -203,6 +205,15 @@ class KafkaSession:
                 each.goal = {at: bounds.end for at, bounds in looks[topic].partitions.items()}
         if changed and self._is_assigned:
             self._assign()
+        if self._refused is not None and not changed:
+            raise ConnectorError(
+                "Kafka does not give an offset that it says it has",
+                where=f"{self._cluster.name}, topic {self._refused.topic()}, "
+                f"partition {self._refused.partition()}",
+                fix="look at the log of the partition's leader",
+                transient=True,
+            )
+        self._refused = None
         self._next_look = time.monotonic() + LOOK_S
 
     def _compared(self, first: bool) -> tuple[dict[str, TopicLook], dict[str, Verdict]]:
@@ -259,7 +270,7 @@ class KafkaSession:
         while not messages:
             self._interrupts.check()
             left = deadline - time.monotonic()
-            if left <= 0 or (self._ends and self._is_done()):
+            if left <= 0 or self._refused is not None or (self._ends and self._is_done()):
                 return None
             first = self._tail().poll(min(_SLICE_S, left))
             if first is not None:
@@ -288,7 +299,8 @@ class KafkaSession:
                 if offset > each.position.partitions.get(at, 0):
                     each.advance(at, offset)
             case "_AUTO_OFFSET_RESET":
-                self._next_look = 0.0  # which says what is gone
+                self._refused = message  # the next look says what is gone
+                self._next_look = 0.0
                 self._is_assigned = False
             case "_TRANSPORT" | "_ALL_BROKERS_DOWN" | "_TIMED_OUT" | "_RESOLVE":
                 self._trouble(error)  # the next look tells whether it lasts
