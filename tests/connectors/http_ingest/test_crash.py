@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,7 @@ POINTS = sorted(
         "publisher.done",
         "publisher.flushed",
         "publisher.intents",
+        "publisher.object",
         "publisher.rows",
         "statelog.after-send",
     }
@@ -45,12 +47,12 @@ def run(deployment: Deployment, failpoint: str | None) -> int:
     return in_fork(lambda: deployment.lead(failpoint))
 
 
-def send(deployment: Deployment, number: int) -> int | None:
+def send(deployment: Deployment, number: int, documents: int = 2) -> int | None:
     """The status of a request; None if there was no answer."""
     try:
         answer = httpx.post(
             deployment.url,
-            json=[{"id": number}, {"id": number + 1}],
+            json=[{"id": number + each} for each in range(documents)],
             headers={"idempotency-key": f"key-{number}"},
             timeout=20,
         )
@@ -68,6 +70,7 @@ def ended(pid: int) -> bool:
 def test_a_crash_loses_nothing_and_doubles_nothing(tmp_path: Path, point: str) -> None:
     deployment = Deployment(tmp_path)
     deployment.apply()
+    many = 9000 if point == "publisher.object" else 2  # few are carried in a record, not an object
     pid = run(deployment, None)
     deployment.wait_until_it_serves()
     assert send(deployment, 0) == 200
@@ -77,19 +80,23 @@ def test_a_crash_loses_nothing_and_doubles_nothing(tmp_path: Path, point: str) -
     pid = run(deployment, f"{point}:1")
     until = time.monotonic() + 60
     while not ended(pid):
-        send(deployment, 10)
+        send(deployment, 10, many)
         assert time.monotonic() < until, "it did not crash"
 
     pid = run(deployment, None)
     try:
         deployment.wait_until_it_serves()
-        assert send(deployment, 10) == 200
-        assert send(deployment, 10) == 200
+        assert send(deployment, 10, many) == 200
+        assert send(deployment, 10, many) == 200
         assert send(deployment, 0) == 200, "a key of two sessions ago"
     finally:
         deployment.asked.touch()
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert sorted(document["id"] for document in deployment.documents()) == [0, 1, 10, 11]
+    assert sorted(document["id"] for document in deployment.documents()) == [
+        0,
+        1,
+        *range(10, 10 + many),
+    ]
 
 
 def test_the_crash_is_a_crash(tmp_path: Path) -> None:
@@ -97,3 +104,29 @@ def test_the_crash_is_a_crash(tmp_path: Path) -> None:
     deployment.apply()
     pid = run(deployment, "leader.after-epoch:1")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == CRASHED
+
+
+def test_a_stop_answers_everybody(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    deployment.apply()
+    pid = run(deployment, None)
+    deployment.wait_until_it_serves()
+    answers: list[int | None] = []
+
+    def client(number: int) -> None:
+        at = number * 1000
+        while not answers or answers[-1] == 200:
+            answers.append(send(deployment, at, 1))
+            at += 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    while len(answers) < 20:
+        time.sleep(0.01)
+    deployment.asked.touch()
+    for thread in threads:
+        thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert set(answers) <= {200, 503, None}, "served, turned away, or nobody listens any more"
+    assert len(deployment.documents()) == answers.count(200)

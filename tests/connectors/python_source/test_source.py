@@ -518,6 +518,26 @@ def test_a_large_sequence_is_read_from_a_file_in_order(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
+def test_files_of_a_process_that_was_killed_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    name = f"penstock-python-{os.getuid()}.preview-dead"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.rows").write_text("left behind")
+    (tmp_path / f"{name}.lock").touch()
+    first = reading(tmp_path, PAGES, config={"pages": 1}).open()
+    try:
+        assert not (tmp_path / name).exists()
+        second = reading(tmp_path, PAGES, config={"pages": 1}).open()
+        second.close()
+        alive = [found for found in tmp_path.iterdir() if found.name.startswith("penstock-python")]
+        assert len(alive) == 2, "the directory of the first, and its lock"
+    finally:
+        first.close()
+
+
 def test_a_function_that_is_faster_waits(tmp_path: Path) -> None:
     text = """
         from penstock.capture import State

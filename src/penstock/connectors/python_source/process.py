@@ -64,16 +64,18 @@ class WorkerProcess:
             target=self._log_lines, args=(printed,), name="python-capture", daemon=True
         )
         self._printed.start()
-        self._request = json.dumps(request).encode() + b"\n"
-        self._asking = threading.Thread(target=self._ask, name="python-request", daemon=True)
+        line = json.dumps(request).encode() + b"\n"
+        self._asking = threading.Thread(
+            target=self._ask, args=(line,), name="python-request", daemon=True
+        )
         self._asking.start()
 
-    def _ask(self) -> None:
+    def _ask(self, line: bytes) -> None:
         """Send the request, in a thread: a state may be larger than a pipe."""
         asked = self._process.stdin
         with contextlib.suppress(OSError, ValueError):
             if asked is not None:
-                asked.write(self._request)
+                asked.write(line)
                 asked.flush()
 
     def _log_lines(self, printed: IO[bytes]) -> None:

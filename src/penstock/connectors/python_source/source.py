@@ -18,11 +18,7 @@ from typing import Any, ClassVar, Final
 from penstock.connectors.python_source.frames import Frame, FrameKind
 from penstock.connectors.python_source.process import WorkerProcess
 from penstock.connectors.python_source.progress import Progress
-from penstock.connectors.python_source.spooling import (
-    Gathered,
-    make_directory,
-    remove_directory,
-)
+from penstock.connectors.python_source.spooling import Gathered, directory
 from penstock.errors import UserError
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
@@ -190,7 +186,8 @@ class PythonSession:
         keys = {stream: binding.state_key for stream, binding in self._bindings.items()}
         self._progress = Progress.of(opening.state, keys)
         self._read_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        self._directory = make_directory()
+        self._ending = contextlib.ExitStack()
+        self._directory = self._ending.enter_context(directory())
         self._sequences = 0
         self._rows = self._gather()
         self._schemas: dict[int, Json] = {}
@@ -200,7 +197,7 @@ class PythonSession:
         try:
             self._worker = source.start("read", self._progress.value, task=opening.task)
         except BaseException:
-            remove_directory(self._directory)
+            self._ending.close()
             raise
 
     def poll(self, wait_s: float) -> Polled:
@@ -223,7 +220,7 @@ class PythonSession:
     def close(self) -> None:
         self._source.end(self._worker)
         self._rows.discard()
-        remove_directory(self._directory)
+        self._ending.close()
 
     def _take(self, frame: Frame) -> CaptureSequence | None:
         """Take a frame in; returns the sequence that it completes."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow
 
+from penstock.connectors import file_previews
 from penstock.connectors.python_source.frames import Frame, FrameKind
 from penstock.runtime.connector.capture import (
     GIVEN_BYTES_MAX,
@@ -34,8 +33,6 @@ pa: Any = pyarrow
 
 PART_BYTES: Final = 16 << 20
 """About the size of what one Spark task reads."""
-
-_NAME: Final = re.compile(r"penstock-python-(\d+)-.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,30 +198,14 @@ def _parts(pieces: list[Piece]) -> Iterator[tuple[Piece, ...]]:
     yield tuple(part)
 
 
-# ----------------------------------------------------------------------------------- directories
+# ------------------------------------------------------------------------------- the directory
 
 
-def make_directory() -> Path:
-    """Make a directory for the files of this process; removes what dead ones left behind."""
-    base = Path(tempfile.gettempdir())
-    for found in base.glob("penstock-python-*"):
-        matched = _NAME.fullmatch(found.name)
-        if matched and not _is_alive(int(matched[1])):
-            shutil.rmtree(found, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"penstock-python-{os.getpid()}-"))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def remove_directory(directory: Path) -> None:
-    """Remove a directory and its files."""
-    with contextlib.suppress(OSError):
-        shutil.rmtree(directory)
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    """Yield a directory for files of this session; removes what dead ones left behind."""
+    with file_previews.beside(
+        Path(tempfile.gettempdir()) / f"penstock-python-{os.getuid()}"
+    ) as made:
+        made.mkdir(mode=0o700)
+        yield made
