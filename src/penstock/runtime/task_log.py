@@ -98,10 +98,11 @@ async def task_log(
     finally:
         _TASK.reset(token)
         root.removeHandler(collector)
-        flushing.cancel()
+        writer.ending.set()
         with contextlib.suppress(asyncio.CancelledError):
-            await flushing
-        await writer.flush()
+            # A flush that is under way has taken its records: a stop of the task must not end it.
+            await asyncio.shield(flushing)
+        await flushing
 
 
 class _Writer:
@@ -123,16 +124,21 @@ class _Writer:
         self._now = now
         self._entropy = entropy
         self._root = layout(ops.LOGS.write_schema.text)
+        self.ending = asyncio.Event()
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_S)
+        """Flush again and again, and for the last time when the log ends."""
+        while not self.ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self.ending.wait()
             await self.flush()
+        await self.flush()  # the end may have come during the one before
 
     async def flush(self) -> None:
         """Append what was collected; log and drop what cannot be appended."""
-        documents = list(self._collector.documents)
-        self._collector.documents.clear()
+        waiting = self._collector.documents
+        documents = [waiting.popleft() for _ in range(len(waiting))]  # other threads add to it
         if not documents:
             return
         try:
