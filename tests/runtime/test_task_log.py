@@ -25,9 +25,11 @@ from penstock.settings import Settings
 _log = logging.getLogger("penstock.runtime")
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 async def test_a_log_that_ends_while_it_is_flushed_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
+    """Nor if the task is cancelled while it waits for that."""
     flushing = asyncio.Event()
 
     class Slow(Publisher):
@@ -41,17 +43,26 @@ async def test_a_log_that_ends_while_it_is_flushed_loses_nothing(
     settings = Settings.resolve({"data": tmp_path / "data"}, {})
     store = await open_consensus(settings.consensus)
     world = make_world(settings, store)
-    async with task_log.task_log(
-        world.planner,
-        kind="capture",
-        task="acme/x",
-        level=logging.WARNING,
-        now=world.now,
-        entropy=world.entropy,
-    ):
-        _log.warning("first")
+
+    async def task() -> None:
+        async with task_log.task_log(
+            world.planner,
+            kind="capture",
+            task="acme/x",
+            level=logging.WARNING,
+            now=world.now,
+            entropy=world.entropy,
+        ):
+            _log.warning("first")
+            await flushing.wait()
+            _log.warning("last")
+
+    running = asyncio.create_task(task())
+    if stopped:
         await flushing.wait()
-        _log.warning("last")
+        await asyncio.sleep(0.01)  # it waits for its log by now
+        running.cancel()
+    await asyncio.wait([running])
     reader = CollectionReader(Journals(store), open_blobs(settings.blob), Schemas(store), LOGS.name)
     said = [
         json.loads(line)["message"]

@@ -99,10 +99,10 @@ async def task_log(
         _TASK.reset(token)
         root.removeHandler(collector)
         writer.ending.set()
-        try:
-            await flushing  # a flush that is under way has taken its records, and ends by itself
-        finally:
-            flushing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            # A flush that is under way has taken its records: a stop of the task must not end it.
+            await asyncio.shield(flushing)
+        await flushing
 
 
 class _Writer:

@@ -122,6 +122,7 @@ async def interruptible(call: Callable[[], T], interrupt: Callable[[], None]) ->
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        running.add_done_callback(ignore_result)  # first: another cancellation may end the waits
         loop = asyncio.get_running_loop()
         until = loop.time() + INTERRUPT_S
         while not running.done() and loop.time() < until:
@@ -130,7 +131,6 @@ async def interruptible(call: Callable[[], T], interrupt: Callable[[], None]) ->
             await asyncio.wait(both, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([running], timeout=_AGAIN_S)
             ending.add_done_callback(ignore_result)
-        running.add_done_callback(ignore_result)
         raise
 
 
