@@ -206,7 +206,10 @@ def test_money_is_never_seen_missing_or_doubled(
 
 
 def under_fire(place: Place, source: PostgresServer, seed: int) -> str:
-    """Run Penstock in a loop, and kill it, or the source, at any time."""
+    """Run Penstock in a loop, and kill it, or the source, at any time.
+
+    Every other kill waits until the destination has changed, so that it does again and again.
+    """
     rng = random.Random(seed)
     log = place.directory / "run.log"
     began = time.monotonic()
@@ -215,12 +218,13 @@ def under_fire(place: Place, source: PostgresServer, seed: int) -> str:
     kills = source_kills = runs = 0
     while kills < KILLS:
         runs += 1
+        seen = _stored(log)
         tree = Tree(place)
         until = time.monotonic() + rng.uniform(0.2, 1.0) * usual_s
-        kills_source = rng.random() < 0.3 or (kills == KILLS - 1 and not source_kills)
-        while tree.alive and time.monotonic() < until:
+        while tree.alive and (_stored(log) == seen if runs % 2 else time.monotonic() < until):
             time.sleep(0.02)
-        if kills_source:
+        time.sleep(rng.uniform(0, 0.2))
+        if rng.random() < 0.3 or (kills == KILLS - 1 and not source_kills):
             source.kill()
             time.sleep(rng.uniform(0, 0.5))
             source.start()
@@ -229,5 +233,10 @@ def under_fire(place: Place, source: PostgresServer, seed: int) -> str:
         kills += tree.alive
         tree.kill()
     return (
-        f"seed {seed}: {kills} kills, {source_kills} of the source, {runs} runs of {usual_s:.1f} s"
+        f"seed {seed}: {kills} kills, {source_kills} of the source, {runs} runs, "
+        f"{_stored(log)} transactions of the destination, usually in {usual_s:.1f} s"
     )
+
+
+def _stored(log: Path) -> int:
+    return log.read_bytes().count(b"acme/views: transaction ")

@@ -56,6 +56,14 @@ def explanation(error: psycopg.Error, server: Server) -> ConnectorError:
     )
 
 
+def may_not_replicate(server: Server) -> ConnectorError:
+    return ConnectorError(
+        f"{server.user} may not read the server's log",
+        where=server.name,
+        fix=f'ALTER ROLE "{server.user}" REPLICATION; at a provider, the group that stands for it',
+    )
+
+
 def another_server(server: Server, *, known: str, found: str) -> ConnectorError:
     return ConnectorError(
         "this is another server than the one that was captured so far",

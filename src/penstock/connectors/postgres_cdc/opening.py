@@ -71,29 +71,23 @@ class Start:
 
 
 def check_server(connection: PostgresConnection, server: Server) -> None:
-    """Refuse a server, or a user, that cannot give changes."""
+    """Refuse a server that cannot give changes."""
     if connection.info.server_version < VERSION_MIN:
         raise ConnectorError(
             "this server is too old", where=server.name, fix="PostgreSQL 13 or later is needed"
         )
     row = connection.run(
-        "SELECT current_setting('wal_level'), r.rolreplication OR r.rolsuper, pg_is_in_recovery(), "
+        "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
         "current_setting('max_replication_slots')::int > 0 AND "
-        "current_setting('max_wal_senders')::int > 0 FROM pg_roles r WHERE rolname = current_user"
+        "current_setting('max_wal_senders')::int > 0"
     ).fetchone()
-    level, may, standby, has_slots = row or ("", False, False, False)
+    level, standby, has_slots = row or ("", False, False)
     if level != "logical":
         raise ConnectorError(
             "the server's log does not have changes of rows",
             where=server.name,
             why=f"wal_level is {level}",
             fix="ALTER SYSTEM SET wal_level = logical, and restart the server",
-        )
-    if not may:
-        raise ConnectorError(
-            f"{server.user} may not read the server's log",
-            where=server.name,
-            fix=f'ALTER ROLE "{server.user}" REPLICATION',
         )
     if standby:
         raise ConnectorError(

@@ -6,6 +6,7 @@ Nothing here blocks for longer than it is told to: commands are sent, and asked 
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,11 @@ from psycopg.errors import error_from_result
 
 from penstock.connectors.postgres.locks import PostgresConnection
 from penstock.connectors.postgres.server import Server
+from penstock.connectors.postgres_cdc import faults
 from penstock.connectors.postgres_cdc.values import SETTINGS
 from penstock.connectors.postgres_cdc.wire import POSTGRES_EPOCH_S, lsn_of, lsn_text, status
 from penstock.connectors.sql.statements import quoted
+from penstock.runtime.connector.common import ConnectorError
 
 _STREAM_SETTINGS: Final = {
     **SETTINGS,
@@ -48,7 +51,15 @@ class Replication:
     """A connection to one database, for replication."""
 
     def __init__(self, server: Server) -> None:
-        self.connection = server.connect(replication="database", options=options(_STREAM_SETTINGS))
+        try:
+            self.connection = server.connect(
+                replication="database", options=options(_STREAM_SETTINGS)
+            )
+        except ConnectorError as error:
+            # The server knows best who may: some have groups for it, beside the attribute.
+            if re.search("wal ?sender", error.why or "", re.IGNORECASE):
+                raise faults.may_not_replicate(server) from error
+            raise
         self._libpq = self.connection.pgconn
         self._readable = select.poll()
         self._readable.register(self._libpq.socket, select.POLLIN)
