@@ -70,7 +70,7 @@ WORKLOADS: Mapping[str, WorkloadEntry] = {
     ),
     "capture": WorkloadEntry(
         "penstock_bench.capture:run",
-        "files, PostgreSQL changes and HTTP into collections, beside plain Spark and others",
+        "files, changes and HTTP into collections, beside plain Spark and others",
     ),
     "crash": WorkloadEntry(
         "penstock_bench.crash:run", "wrong rows after kill -9, beside Structured Streaming"

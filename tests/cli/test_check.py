@@ -26,7 +26,7 @@ collections:
 
 captures:
   acme/files:
-    endpoint: {connector: {image: penstock/source-files}}
+    endpoint: {connector: {image: penstock/source-files, config: {path: data}}}
     shards: {disable: true}
     interval: 5 minutes
     bindings:

@@ -97,7 +97,7 @@ def install(
     package: Annotated[
         str,
         typer.Argument(
-            help="airbyte:NAME or singer:NAME, with ==VERSION if you like; or kafka.",
+            help="airbyte:NAME or singer:NAME, with ==VERSION if you like.",
             metavar="PACKAGE",
         ),
     ],
@@ -112,7 +112,7 @@ def install(
         str, typer.Option("--python", help="The Python of its environment (default: this one).")
     ] = "",
 ) -> None:
-    """Install what a source needs: a package into an environment of its own, or Kafka's jars.
+    """Install a package that is a source, into an environment of its own.
 
     Environments are below ~/.local/share/penstock/connectors (XDG_DATA_HOME). pip is used as
     this machine has set it up. A package that is there already is left as it is.
@@ -134,9 +134,10 @@ def _install(
     name: str, report: Callable[[str], None], *, upgrade: bool, beside: list[str], python: str
 ) -> dict[str, str]:
     if name == KAFKA:
-        from penstock.connectors.kafka.install import install_kafka
-
-        return {"image": "penstock/source-kafka", "path": str(install_kafka(report))}
+        raise UsageError(
+            "source-kafka is built in, and needs a package beside Penstock",
+            fix="pip install 'penstock[kafka]'",
+        )
     from penstock.connectors.packages import environments
 
     package = environments.parse(name)

@@ -21,6 +21,7 @@ DECLARED_IN = (
     "penstock.connectors.postgres.session",
     "penstock.connectors.postgres.rows",
     "penstock.connectors.sqlite.sink",
+    "penstock.runtime.capture.leader",
     "penstock.runtime.derive.leader",
     "penstock.runtime.materialize.leader",
     "penstock.runtime.reading_session",
