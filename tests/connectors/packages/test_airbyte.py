@@ -386,6 +386,13 @@ def test_a_package_does_not_outlive_a_killed_penstock(tmp_path: Path, home: Path
     eventually(lambda: not directory.exists(), "its configuration is still there")
 
 
+def test_the_configuration_goes_with_the_package_whoever_is_there_to_see_it() -> None:
+    """Penstock may be killed after the package has ended, and before it has noticed."""
+    session = airbyte({"read": [record(1)]}).open(opening())
+    eventually(lambda: not session.process._directory.exists(), "it is still there")
+    assert Run(session).to_end().ids() == [1]
+
+
 # --------------------------------------------------------------------------- check and discover
 
 
