@@ -75,6 +75,7 @@ def test_listing_imports_neither_spark_nor_a_connector() -> None:
 # ---------------------------------------------------------------------------------------- install
 
 
+@pytest.mark.slow
 def test_install_and_remove(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))

@@ -29,11 +29,13 @@ from connectors.packages.fakes import (
     status,
     trouble,
 )
+from penstock.connectors.builtin import BUILTIN, PACKAGES
 from penstock.connectors.packages import environments, hosting, process
 from penstock.connectors.packages.airbyte import Airbyte
 from penstock.errors import UserError
 from penstock.model.json_order import Json
 from penstock.model.schema import compiled
+from penstock.model.schema_check import check_schema
 from penstock.native.take import Taker
 from penstock.runtime.connector.capture import CaptureSequence, Idle
 from penstock.runtime.connector.common import ConnectorError
@@ -384,6 +386,13 @@ def test_a_package_does_not_outlive_a_killed_penstock(tmp_path: Path, home: Path
     eventually(lambda: not directory.exists(), "its configuration is still there")
 
 
+def test_the_configuration_goes_with_the_package_whoever_is_there_to_see_it() -> None:
+    """Penstock may be killed after the package has ended, and before it has noticed."""
+    session = airbyte({"read": [record(1)]}).open(opening())
+    eventually(lambda: not session.process._directory.exists(), "it is still there")
+    assert Run(session).to_end().ids() == [1]
+
+
 # --------------------------------------------------------------------------- check and discover
 
 
@@ -456,3 +465,14 @@ def test_a_program_that_is_gone_is_an_error(home: Path) -> None:
     with pytest.raises(ConnectorError, match="exit code 127") as failed:
         airbyte({}).check()
     assert "No such file" in str(failed.value.why)
+
+
+@pytest.mark.parametrize("protocol", sorted(PACKAGES))
+def test_the_schemas_of_a_protocol_are_sound_and_fit_their_examples(protocol: str) -> None:
+    schemas = BUILTIN.schemas("capture", f"{protocol}:anything")
+    assert schemas is not None
+    for schema in (schemas.config, schemas.resource):
+        assert [p for p in check_schema(schema.value) if p.code.startswith("E-")] == []
+        members = schema.value["properties"]
+        assert all(m["title"] and m["description"] and m["examples"] for m in members.values())
+        assert schema.problems({n: m["examples"][0] for n, m in members.items()}) == ()

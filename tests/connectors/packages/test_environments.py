@@ -78,6 +78,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "wheels"
 
 
+@pytest.mark.slow
 def test_a_package_is_installed_once_and_upgraded_when_asked(tmp_path: Path, wheels: Path) -> None:
     write_wheel(wheels, "airbyte-source-tiny", "1.0", "source-tiny", "other")
     said: list[str] = []
@@ -111,6 +112,7 @@ def test_a_package_is_installed_once_and_upgraded_when_asked(tmp_path: Path, whe
     assert installed(place) == []
 
 
+@pytest.mark.slow
 def test_an_install_that_failed_leaves_nothing_that_looks_installed(
     tmp_path: Path, wheels: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_an_install_that_failed_leaves_nothing_that_looks_installed(
     assert Path(found.program).name == "tap-small", "the only program that is a tap"
 
 
+@pytest.mark.slow
 def test_a_package_without_a_program_is_refused(tmp_path: Path, wheels: Path) -> None:
     write_wheel(wheels, "tap-tiny", "1.0", "a", "b")
     with pytest.raises(UserError, match="has no program that is a singer connector") as refused:

@@ -37,6 +37,7 @@ def main(directory: str, *command: str) -> int:
         return 127
     threading.Thread(target=_stop_at_end, args=(directory,), daemon=True).start()
     code = child.wait()
+    shutil.rmtree(directory, ignore_errors=True)  # nobody else may be left to do it
     return code if code >= 0 else 128 - code
 
 
