@@ -53,29 +53,36 @@ class Files:
         {
             "path": {
                 "type": "string",
-                "title": "a directory, or the URL of one: s3://bucket/prefix",
-                "examples": ["data"],
                 "minLength": 1,
+                "title": "a directory, or the URL of one",
+                "description": "Where the files are: a directory, or s3://bucket/prefix.",
+                "examples": ["data", "s3://bucket/incoming?region=eu-central-1"],
             },
             "pollInterval": {
                 "type": "number",
                 "exclusiveMinimum": 0,
-                "title": "a number of seconds: the time between two listings",
+                "title": "a number of seconds",
+                "description": "Time between two listings. Local changes are noticed at once.",
                 "examples": [30],
             },
             "settle": {
                 "type": "number",
                 "minimum": 0,
-                "title": "a number of seconds: files that changed later are left alone for now",
-                "examples": [2],
+                "title": "a number of seconds",
+                "description": "Files that changed later than this ago are left alone for now.",
+                "examples": [1],
             },
             "onChanged": {
                 "enum": ["stop", "ignore"],
-                "title": "what to do about a file that changed after it was read",
+                "title": "stop or ignore",
+                "description": "What to do about a file that changed after it was read.",
+                "examples": ["ignore"],
             },
             "monotonic": {
                 "type": "boolean",
-                "title": "true if no new file is older than one that was read",
+                "title": "true or false",
+                "description": "No new file is older than one that was read: remember less.",
+                "examples": [True],
             },
         },
         required=("path",),
@@ -84,13 +91,21 @@ class Files:
         {
             "path": {
                 "type": "string",
-                "title": "a file, a directory, or a pattern: orders/*.jsonl",
+                "title": "a path or a pattern",
+                "description": "A file, a directory with all that is below it, or a pattern.",
                 "examples": ["orders/*.jsonl"],
             },
-            "format": {"enum": ["jsonl", "csv", "parquet"], "title": "the format of the files"},
+            "format": {
+                "enum": ["jsonl", "csv", "parquet"],
+                "title": "a format",
+                "description": "The format of the files; their names say it if this is absent.",
+                "examples": ["csv"],
+            },
             "csv": {
                 "type": "object",
-                "title": "how CSV files are written",
+                "title": "options of CSV files",
+                "description": "delimiter, quote, header, columns and nulls.",
+                "examples": [{"delimiter": ";"}],
                 "additionalProperties": False,
                 "properties": {
                     "delimiter": {"type": "string", "minLength": 1, "maxLength": 1},
