@@ -150,12 +150,14 @@ def destination(kind: str, place: Place, request: pytest.FixtureRequest) -> tupl
         return {"image": "penstock/materialize-sqlite", "config": config}, look
     url: str = request.getfixturevalue("postgres_url")
 
+    lasting = psycopg.connect(url, autocommit=True)
+    request.addfinalizer(lasting.close)
+
     def ask(query: str) -> list[tuple[int, ...]]:
-        with psycopg.connect(url) as connection:
-            try:
-                return connection.execute(query.encode()).fetchall()
-            except psycopg.errors.UndefinedTable as error:
-                raise psycopg.OperationalError from error
+        try:
+            return lasting.execute(query.encode()).fetchall()
+        except psycopg.errors.UndefinedTable as error:
+            raise psycopg.OperationalError from error
 
     config = config_of(url, hardDelete=True)
     return {"image": "penstock/materialize-postgres", "config": config}, ask

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from penstock.runtime.connector.capture import (
     SparkRead,
 )
 from penstock.runtime.patches import apply_patches
-from penstock.testing.postgres import PostgresServer, free_port
+from penstock.testing.postgres import PostgresServer
 
 Document = dict[str, Any]
 
@@ -35,7 +37,7 @@ Document = dict[str, Any]
 def changing_postgres(*settings: str) -> Iterator[PostgresServer]:
     """A fresh server with `wal_level = logical`, and other settings."""
     with tempfile.TemporaryDirectory(prefix="penstock-cdc-", ignore_cleanup_errors=True) as name:
-        server = PostgresServer(Path(name), free_port())
+        server = PostgresServer(Path(name), _lasting_port())
         server.initialise()
         with (server.directory / "data" / "postgresql.conf").open("a") as conf:
             lines = ("wal_level = logical", "max_replication_slots = 50", "max_wal_senders = 50")
@@ -45,6 +47,15 @@ def changing_postgres(*settings: str) -> Iterator[PostgresServer]:
             yield server
         finally:
             server.kill()
+
+
+def _lasting_port() -> int:
+    """A port that clients are not given: one may have it while a server that was killed is down."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 def config_of(url: str, **others: object) -> Document:
