@@ -88,11 +88,15 @@ def _steps(catalog: Catalog, runs: Sequence[TaskRun]) -> Iterator[str]:
             if not run.transactions:
                 yield f"{run.task}: nothing new"
                 continue
-            many = "transaction" if run.transactions == 1 else "transactions"
             yield (
-                f"{run.task}: read {run.documents} documents, {kind} {run.stored}, "
-                f"in {run.transactions} {many}, {run.jobs} Spark jobs, {run.seconds:.1f} s"
+                f"{run.task}: read {run.documents} documents, {kind} {run.stored}, in "
+                f"{_counted(run.transactions, 'transaction')}, "
+                f"{_counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
             )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _tables(catalog: Catalog) -> list[str]:
