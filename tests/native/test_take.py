@@ -123,6 +123,94 @@ def test_nothing_bad_takes_the_sure_road(texts: list[bytes]) -> None:
     )
 
 
+CHANGES = CompiledSchema(
+    {
+        "type": "object",
+        "required": ["id", "always", "_meta"],
+        "properties": {
+            "id": {"type": "integer"},
+            "always": {"type": ["string", "null"]},
+            "total": {"type": ["string", "null"], "format": "number"},
+            "size": {"type": ["number", "null"]},
+            "note": {"type": "string"},
+            "_meta": {
+                "type": "object",
+                "required": ["op"],
+                "properties": {
+                    "op": {"type": "string"},
+                    "lsn": {"type": ["string", "null"]},
+                    "source": {"type": "object", "properties": {"table": {"type": "string"}}},
+                },
+            },
+        },
+        "if": {"properties": {"_meta": {"properties": {"op": {"const": "d"}}}}},
+        "then": {"reduce": {"strategy": "merge", "delete": True}},
+        "else": {"reduce": {"strategy": "merge"}},
+    }
+)
+TEXTS = st.sampled_from(["x", "null", '"total":', "1.50", "a\\u00e9", "\u00e9"])
+META_OF = st.fixed_dictionaries(
+    {"op": st.sampled_from("cud")},
+    optional={
+        "lsn": st.one_of(st.none(), TEXTS),
+        "source": st.one_of(st.none(), st.fixed_dictionaries({}, optional={"table": TEXTS})),
+        "more": st.none(),
+    },
+)
+CHANGE = st.fixed_dictionaries(
+    {"id": st.integers(0, 9), "always": st.one_of(st.none(), TEXTS), "_meta": META_OF},
+    optional={
+        "total": st.one_of(st.none(), st.sampled_from(["1.50", "-0", "1e3", "x", "NaN", "01"])),
+        "size": st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+        "note": st.one_of(st.none(), TEXTS),
+        "more": st.none(),
+    },
+)
+SHAPES = st.lists(st.sampled_from(["total", "size", "note"]), max_size=3, unique=True)
+
+
+@given(st.lists(CHANGE, max_size=5), SHAPES, st.booleans(), st.booleans())
+def test_nulls_are_told_from_what_is_absent(
+    documents: list[Any], without: list[str], spaced: bool, escaped: bool
+) -> None:
+    """Often a member is there in every document, or in none."""
+    for document in documents:
+        for name in without:
+            document.pop(name, None)
+    texts = [
+        json.dumps(d, separators=(", ", " : ") if spaced else (",", ":")).encode()
+        for d in documents
+    ]
+    if escaped and texts:
+        texts[-1] = texts[-1].replace(b'"size"', b'"s\\u0069ze"')
+    sure, careful = Taker(CHANGES), Careful(CHANGES)
+    assert shown(sure, sure.take_texts(texts)) == shown(careful, careful.take_texts(texts))
+
+
+def test_changes_with_nulls_do_take_the_sure_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = Taker(CHANGES)
+    monkeypatch.setattr(taker, "_careful", None)
+    texts = [
+        b'{"id":1,"always":null,"total":null,"size":2.5,"_meta":{"op":"c","lsn":null}}',
+        b'{"id":2,"always":"x","total":"1.50","size":null,"_meta":{"op":"d","lsn":"0/1"}}',
+    ]
+    taken = taker.take_texts(texts)
+    assert [json.loads(row) for row in to_json(taken.rows, taker.root)] == [
+        json.loads(text) for text in texts
+    ]
+
+
+def test_only_named_members_of_meta_are_kept_on_either_road() -> None:
+    some = meta(2).append_column("more", pa.array(["a", "b"]))
+    good = b'{"id": 1, "at": "2026-01-31T10:00:00Z"}'
+    for taker in (Taker(SCHEMA), Careful(SCHEMA)):
+        rows = to_json(taker.take_texts([good, good], some).rows, taker.root)
+        assert [json.loads(row)["_meta"] for row in rows] == [
+            {"file": "f0", "row": 0},
+            {"file": "f1", "row": 1},
+        ]
+
+
 def test_plain_documents_do_take_the_sure_road(monkeypatch: pytest.MonkeyPatch) -> None:
     taker = Taker(SCHEMA)
     monkeypatch.setattr(taker, "_careful", None)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.json
@@ -28,7 +29,7 @@ from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, read_documents
 from penstock.model.violations import Violation, is_hidden
 from penstock.native.arrow import to_arrow
-from penstock.native.arrow_types import arrow_schema, arrow_type
+from penstock.native.arrow_types import NULLS_TYPE, arrow_schema, arrow_type
 from penstock.native.plain import plain_rows
 
 pa: Any = pyarrow
@@ -83,7 +84,7 @@ class Taker:
 
     def take_texts(self, texts: Sequence[bytes], meta: pyarrow.RecordBatch | None = None) -> Taken:
         """Take in documents that are JSON texts; `meta` has the members of `/_meta`, row by row."""
-        meta = meta if self.wants_meta else None
+        meta = self._wanted(meta)
         with gc_paused():
             rows = self._sure_texts(texts, meta)
             return Taken(rows=rows) if rows is not None else self._careful(texts, meta)
@@ -92,15 +93,24 @@ class Taker:
         self, batch: pyarrow.RecordBatch, meta: pyarrow.RecordBatch | None = None
     ) -> Taken:
         """Take in documents whose members are columns; NULL is a member that is absent."""
-        meta = meta if self.wants_meta else None
+        meta = self._wanted(meta)
         with gc_paused():
             if self._sure is not None and not self._hides:
                 laid = _laid_out(batch, self.root)
                 rows = None if laid is None else self._with_meta(laid, meta)
-                if rows is not None and self._sure.holds(rows):
+                if rows is not None and self._sure.holds(rows, nulls_are_judged=False):
                     return Taken(rows=rows)
             texts = [msgspec.json.encode(row) for row in plain_rows(batch)]
             return self._careful(texts, meta)
+
+    def _wanted(self, meta: pyarrow.RecordBatch | None) -> pyarrow.RecordBatch | None:
+        """The members of `/_meta` that the schema names; all of them if it names none of them."""
+        member = next((m for m in self.root.members if m.name == META), None)
+        if meta is None or member is None or member.column is None:
+            return None
+        named = {below.name for below in member.column.members}
+        kept = [name for name in meta.schema.names if name in named]
+        return meta.select(kept) if named else meta
 
     # ------------------------------------------------------------------------------ the sure road
 
@@ -108,13 +118,24 @@ class Taker:
         self, texts: Sequence[bytes], meta: pyarrow.RecordBatch | None
     ) -> pyarrow.RecordBatch | None:
         sure = self._sure
-        if sure is None or sure.parsed is None or self._hides or not texts:
+        parsed_as = None if sure is None else sure.parsed[meta is None]
+        if sure is None or parsed_as is None or self._hides or not texts:
             return None
-        parsed = _parsed(texts, sure.parsed)
+        joined = b"\n".join(texts)
+        parsed = _parsed(texts, joined, parsed_as)
         if parsed is None:
             return None
-        rows = self._with_meta(parsed, meta)
-        return rows if rows is not None and sure.holds(rows) else None
+        nulls = _Nulls.of(joined, self.root)
+        if nulls is None:
+            return None
+        struct = pa.StructArray.from_arrays(parsed.columns, fields=list(parsed.schema))
+        stored = _stored_struct(self.root, struct, nulls, apart=META if meta is not None else None)
+        if stored is None:
+            return None
+        batch = pa.RecordBatch.from_struct_array(stored)
+        rows = batch if meta is None else self._with_meta(batch, meta)
+        judged = nulls.are_judged
+        return rows if rows is not None and sure.holds(rows, nulls_are_judged=judged) else None
 
     def _with_meta(
         self, parsed: pyarrow.RecordBatch, meta: pyarrow.RecordBatch | None
@@ -204,16 +225,17 @@ def _whole(message: str) -> tuple[Violation, ...]:
 # ------------------------------------------------------------------------------ parsing by Arrow
 
 
-def _parsed(texts: Sequence[bytes], schema: pyarrow.Schema) -> pyarrow.RecordBatch | None:
-    """The members of the texts, if each is one document of these members, and none is null.
+def _parsed(
+    texts: Sequence[bytes], joined: bytes, schema: pyarrow.Schema
+) -> pyarrow.RecordBatch | None:
+    """The members of the texts, if each is one document of these members; null is as absent.
 
     Every text begins and ends with a brace. Where one ends and the next one begins, inside of a
     document, there would be `}` and then `{`, which no document has: so each text is whole
-    documents, and there are as many of them as texts. Arrow reads null as absent. It also reads
-    `NaN`, which is no JSON, and which `_holds` refuses.
+    documents, and there are as many of them as texts. Arrow also reads `NaN`, which is no JSON,
+    and which `_holds` refuses.
     """
-    joined = b"\n".join(texts)
-    if b"null" in joined or not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
+    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
         return None
     try:
         table = pyarrow.json.read_json(
@@ -239,6 +261,115 @@ def _parsed(texts: Sequence[bytes], schema: pyarrow.Schema) -> pyarrow.RecordBat
         schema=combined.schema,
     )
     return batch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Nulls:
+    """Tells nulls from members that are absent, which Arrow's parser does not.
+
+    A member that some documents do not have a value for is null in all of these, or absent from all
+    of them: that is seen by counting its name. Where it is neither, nobody is sure.
+    """
+
+    text: bytes | None
+    """The documents; None if nothing in them is null."""
+    names: Mapping[str, int]
+    """How often the layout uses a name."""
+
+    @classmethod
+    def of(cls, joined: bytes, root: Column) -> _Nulls | None:
+        """None if names cannot be counted: they are escaped, or not followed by a colon."""
+        if b"null" not in joined:
+            return cls(None, {})
+        if any(odd in joined for odd in (b"\\u00", b'" ', b'"\t', b'"\r', b'"\n:')):
+            return None
+        return cls(joined, _names(root))
+
+    @property
+    def are_judged(self) -> bool:
+        """True if members without a value were told apart, and those that must be there are."""
+        return self.text is not None
+
+    def explicit(self, member: Member, missing: int, parents: int) -> bool | None:
+        """True if a member is null where it has no value, False if it is absent; None: not sure."""
+        if self.text is None:
+            return False
+        if self.names.get(member.name) != 1 or not member.name.isascii():
+            return None
+        there = self.text.count(b'"%s":' % member.name.encode())
+        if there == parents:
+            return True if member.nullable else None
+        return False if there == parents - missing and not member.required else None
+
+
+@functools.cache
+def _names(column: Column) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for member in column.members:
+        counts[member.name] = counts.get(member.name, 0) + 1
+        for name, count in _names(member.column).items() if member.column is not None else ():
+            counts[name] = counts.get(name, 0) + count
+    if column.element is not None:
+        for name, count in _names(column.element).items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def _stored_struct(
+    column: Column,
+    values: Any,  # noqa: ANN401 - an Arrow array
+    nulls: _Nulls,
+    *,
+    apart: str | None = None,
+) -> Any | None:  # noqa: ANN401
+    """Parsed members as they are stored, with hidden columns; None if nobody is sure of nulls.
+
+    The member `apart` is not among them, and is stored as absent for now.
+    """
+    parents = len(values) - values.null_count
+    listed: list[tuple[int, Any]] = []
+    stored: dict[str, Any] = {}
+    for at, member in enumerate(column.members):
+        if member.column is None or member.name == apart:
+            continue
+        found = values.field(member.name)
+        if member.column.kind is Kind.STRUCT:
+            found = _stored_struct(member.column, found, nulls)
+            if found is None:
+                return None
+        missing = found.null_count - values.null_count
+        if missing:
+            explicit = nulls.explicit(member, missing, parents)
+            if explicit is None:
+                return None
+            if explicit and member.listed:
+                listed.append((at, pc.and_(found.is_null(), values.is_valid())))
+        stored[member.name] = found
+    if column.nulls is not None:
+        stored[column.nulls] = _listed_nulls(len(values), listed)
+    arrays = [
+        stored[field.name] if field.name in stored else pa.nulls(len(values), field.type)
+        for field in arrow_schema(column)
+    ]
+    mask = values.is_null() if values.null_count else None
+    return pa.StructArray.from_arrays(arrays, fields=list(arrow_schema(column)), mask=mask)
+
+
+def _listed_nulls(count: int, listed: Sequence[tuple[int, Any]]) -> Any:  # noqa: ANN401
+    """For each object, the positions of its members that are null; NULL if there are none."""
+    if not listed:
+        return pa.nulls(count, NULLS_TYPE)
+    masks = np.stack([mask.to_numpy(zero_copy_only=False) for _, mask in listed])
+    positions = np.array([at for at, _ in listed], np.int16)
+    lengths = masks.sum(axis=0)
+    items = np.broadcast_to(positions[:, None], masks.shape).T[masks.T]
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.array(np.ascontiguousarray(items), pa.int16()),
+        type=NULLS_TYPE,
+        mask=pa.array(lengths == 0),
+    )
 
 
 # ------------------------------------------------------------------------------- sure conditions
@@ -271,6 +402,7 @@ _FORMATS: Final = {
     "date-time": rf"^{_DAY}T{_TIME}{_ZONE}$",
     "uuid": r"^[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$",
     "integer": r"^-?[0-9]+$",
+    "number": r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
 }
 """Texts that are surely of a format; others may be, too."""
 
@@ -281,25 +413,28 @@ class _Sure:
 
     schema: Mapping[str, Any]
     root: Column
-    parsed: pyarrow.Schema | None
-    """The members that Arrow's parser reads; None if it cannot read all of them."""
+
+    parsed: Mapping[bool, pyarrow.Schema | None]
+    """The members that Arrow's parser reads, with `/_meta` or without; None if it cannot."""
 
     @classmethod
     def of(cls, schema: CompiledSchema, root: Column) -> _Sure | None:
         if not _is_plain(schema.schema, root):
             return None
-        fields = [
-            pa.field(member.name, kind)
-            for member in root.members
-            if member.name != META and (kind := _parsed_type(member.column)) is not None
-        ]
-        names = {member.name for member in root.members if member.name != META}
-        readable = len(fields) == len(names)
-        return cls(schema.schema, root, pa.schema(fields) if readable else None)
+        return cls(schema.schema, root, {meta: _parsed_as(root, meta) for meta in (True, False)})
 
-    def holds(self, rows: pyarrow.RecordBatch) -> bool:
+    def holds(self, rows: pyarrow.RecordBatch, *, nulls_are_judged: bool) -> bool:
         struct = pa.StructArray.from_arrays(rows.columns, names=rows.schema.names)
-        return _holds(self.schema, self.root, struct)
+        return _holds(self.schema, self.root, struct, nulls_are_judged)
+
+
+def _parsed_as(root: Column, meta: bool) -> pyarrow.Schema | None:
+    members = [member for member in root.members if member.name != META or meta]
+    kinds = {member.name: _parsed_type(member.column) for member in members}
+    if None in kinds.values():
+        return None
+    made: pyarrow.Schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
+    return made
 
 
 @functools.cache
@@ -310,14 +445,14 @@ def _parsed_type(column: Column | None) -> Any:  # noqa: ANN401 - an Arrow type
     match column.kind:
         case Kind.BOOLEAN | Kind.LONG | Kind.DOUBLE | Kind.STRING:
             return arrow_type(column)
-        case Kind.ARRAY:
+        case Kind.ARRAY if column.item.kind is not Kind.STRUCT:
             item = _parsed_type(column.item)
             return None if item is None else pa.list_(pa.field("element", item))
         case Kind.STRUCT:
             kinds = {member.name: _parsed_type(member.column) for member in column.members}
-            if None in kinds.values() or column.nulls is not None or column.extra is not None:
+            if None in kinds.values():
                 return None
-            return pa.struct(list(arrow_schema(column)))
+            return pa.struct([pa.field(name, kind) for name, kind in kinds.items()])
         case _:
             return None
 
@@ -326,14 +461,14 @@ def _is_plain(schema: Any, column: Column | None) -> bool:  # noqa: ANN401 - JSO
     """True if `_holds` can be sure of every keyword of a schema."""
     if schema is True:
         return True
-    if not isinstance(schema, Mapping) or column is None or not isinstance(schema.get("type"), str):
+    if not isinstance(schema, Mapping) or column is None or not _has_one_type(schema.get("type")):
         return False
     members = {member.name: member.column for member in column.members}
     for keyword, value in schema.items():
         match keyword, column.kind:
             case "type", _:
                 continue
-            case name, _ if name in _IGNORED or name.startswith("x-"):
+            case name, _ if _says_nothing(name, value):
                 continue
             case "properties", Kind.STRUCT:
                 if not all(_is_plain(each, members.get(name)) for name, each in value.items()):
@@ -364,18 +499,34 @@ def _is_plain(schema: Any, column: Column | None) -> bool:  # noqa: ANN401 - JSO
     return True
 
 
-def _holds(schema: Any, column: Column, values: Any) -> bool:  # noqa: ANN401 - JSON, and Arrow
-    """True if every value that is there surely fits its schema; NULL is absent."""
+def _has_one_type(types: Any) -> bool:  # noqa: ANN401 - JSON
+    """True for one type, perhaps beside null."""
+    listed = [types] if isinstance(types, str) else types
+    return isinstance(listed, list) and len([each for each in listed if each != "null"]) == 1
+
+
+def _says_nothing(keyword: str, value: Any) -> bool:  # noqa: ANN401 - JSON
+    """True if a keyword has no say in what is valid."""
+    if keyword in ("then", "else"):
+        return isinstance(value, Mapping) and all(_says_nothing(n, v) for n, v in value.items())
+    return keyword in _IGNORED or keyword == "if" or keyword.startswith("x-")
+
+
+def _holds(schema: Any, column: Column, values: Any, judged: bool) -> bool:  # noqa: ANN401
+    """True if every value that is there surely fits its schema.
+
+    NULL is absent, and a member that must be there is then missing; unless nulls are `judged`.
+    """
     if schema is True:
         return True
     match column.kind:
         case Kind.STRUCT:
-            return _members_hold(schema, column, values)
+            return _members_hold(schema, column, values, judged)
         case Kind.ARRAY:
             items = values.flatten()
             if items.null_count:
                 return False
-            return _holds(schema.get("items", True), column.item, items)
+            return _holds(schema.get("items", True), column.item, items, judged)
         case Kind.STRING:
             return _strings_hold(schema, values)
         case Kind.LONG | Kind.DOUBLE:
@@ -384,7 +535,7 @@ def _holds(schema: Any, column: Column, values: Any) -> bool:  # noqa: ANN401 - 
             return True
 
 
-def _members_hold(schema: Any, column: Column, values: Any) -> bool:  # noqa: ANN401
+def _members_hold(schema: Any, column: Column, values: Any, judged: bool) -> bool:  # noqa: ANN401
     there = values.filter(values.is_valid()) if values.null_count else values
     required = frozenset(schema.get("required", ()))
     for member in column.members:
@@ -392,16 +543,13 @@ def _members_hold(schema: Any, column: Column, values: Any) -> bool:  # noqa: AN
         if member.column is None:
             return False
         found = pc.struct_field(there, member.name)
-        if found.null_count and (member.name in required or _is_null_listed(member)):
+        # What the source says of a document is put there afterwards.
+        missing = found.null_count and (not judged or member.name == META)
+        if missing and (member.name in required or (member.required and member.nullable)):
             return False
-        if not _holds(below, member.column, found):
+        if not _holds(below, member.column, found, judged):
             return False
     return True
-
-
-def _is_null_listed(member: Member) -> bool:
-    """A column that is always there and may be null has NULL for null, and not for absent."""
-    return member.required and member.nullable
 
 
 def _strings_hold(schema: Any, values: Any) -> bool:  # noqa: ANN401
