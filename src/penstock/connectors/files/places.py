@@ -17,7 +17,7 @@ import pyarrow.fs
 
 from penstock.connectors.files.cursor import Found
 from penstock.runtime.connector.common import ConnectorError
-from penstock.servicekit.secrets import mask_url
+from penstock.servicekit.secrets import mask
 
 _HIDDEN = re.compile(r"(^|/)[._]")
 
@@ -36,7 +36,7 @@ class Place:
         return cls(str(Path(path).absolute()))
 
     def __repr__(self) -> str:
-        return f"Place({mask_url(self.url)})"
+        return f"Place({self._shown})"
 
     @property
     def is_local(self) -> bool:
@@ -49,7 +49,15 @@ class Place:
 
     def name(self, path: str) -> str:
         """A file, for people."""
-        return str(self.local / path) if self.is_local else f"{mask_url(self.url)}/{path}"
+        return str(self.local / path) if self.is_local else f"{self._shown}/{path}"
+
+    @property
+    def _shown(self) -> str:
+        """The place, for people: without credentials and options."""
+        if self.is_local:
+            return str(self.local)
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.hostname or ''}{parts.path}".rstrip("/")
 
     def list(self, pattern: str) -> list[Found]:
         """Return the files that a pattern names. Names that begin with `.` or `_` are no data."""
@@ -126,15 +134,15 @@ class Place:
         except FileNotFoundError:
             raise ConnectorError(
                 what,
-                where=self.name(path) if path else mask_url(self.url),
+                where=self.name(path) if path else self._shown,
                 why="there is no such file or directory",
                 fix="see whether it was moved or removed, or correct the path",
             ) from None
         except (OSError, pyarrow.ArrowException) as error:
             raise ConnectorError(
                 what,
-                where=self.name(path) if path else mask_url(self.url),
-                why=mask_url(str(error)),
+                where=self.name(path) if path else self._shown,
+                why=mask(str(error)),
                 transient=not isinstance(error, PermissionError),
             ) from None
 
