@@ -8,7 +8,8 @@
 
 Spark is started and warm. A derivation is timed from the start of its task until it has caught up:
 it reads a collection, transforms and validates, and publishes what it made, durably. It uses all
-cores, and a loop uses one; so figures of SQLite are per core.
+cores, with a shard on each where it keeps state, and a loop uses one; so figures of SQLite are per
+core.
 
 After the last round, the documents of each derivation are compared with those made by hand.
 """
@@ -119,12 +120,12 @@ _TOTAL_SCHEMA: Final[Json] = {
 def catalog_text() -> str:
     """Return a catalog with a derivation in each language. Its module is `by_python.py`."""
 
-    def derived(schema: Json, using: Json, transform: Mapping[str, Json]) -> Json:
+    def derived(schema: Json, using: Json, transform: Mapping[str, Json], shards: int = 1) -> Json:
         transforms: Json = [{"name": "fromRaw", "source": RAW, **transform}]
         return {
             "key": ["/id"],
             "schema": schema,
-            "derive": {"using": using, "transforms": transforms},
+            "derive": {"using": using, "transforms": transforms, "shards": {"count": shards}},
         }
 
     by_account: Json = {"key": ["/account"]}
@@ -135,6 +136,7 @@ def catalog_text() -> str:
             _TOTAL_SCHEMA,
             {"sqlite": {"migrations": [_TOTALS]}},
             {"shuffle": by_account, "lambda": _ADD + _TOTAL},
+            shards=os.cpu_count() or 1,
         ),
         TASKS[PYTHON]: derived(
             CLEAN_SCHEMA, {"python": {"module": "by_python.py"}}, {"shuffle": "any"}
