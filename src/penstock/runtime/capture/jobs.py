@@ -44,6 +44,9 @@ _log = logging.getLogger("penstock.runtime")
 REFUSALS_SHOWN: Final = 20
 """Refused documents that are reported; a transaction that they stop does not look for more."""
 
+TAKEN_BYTES: Final = 4 << 20
+"""Bytes of documents that are taken in at once: enough for columns, and little memory."""
+
 PREVIEWED_MAX: Final = 100
 """Documents that a preview shows of what Spark reads."""
 
@@ -292,12 +295,20 @@ def _merged(given: Sequence[Given]) -> Iterator[tuple[int, Documents]]:
     for at, group in itertools.groupby(
         sorted(given, key=lambda each: each.binding), key=lambda each: each.binding
     ):
-        some = [each.documents for each in group]
-        if all(each.texts is not None and not each.broken for each in some):
-            yield at, _joined(some)
-        else:
-            for each in some:
-                yield at, each
+        waiting: list[Documents] = []
+        size = 0
+        for each in group:
+            joins = each.documents.texts is not None and not each.documents.broken
+            if waiting and (not joins or size + each.bytes > TAKEN_BYTES):
+                yield at, _joined(waiting)
+                waiting, size = [], 0
+            if joins:
+                waiting.append(each.documents)
+                size += each.bytes
+            else:
+                yield at, each.documents
+        if waiting:
+            yield at, _joined(waiting)
 
 
 def _joined(some: Sequence[Documents]) -> Documents:
