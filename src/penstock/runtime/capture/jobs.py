@@ -8,6 +8,7 @@ published to `ops/quarantine`, as the binding says.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import logging
@@ -319,8 +320,6 @@ def _joined(some: Sequence[Documents]) -> Documents:
     starts = list(itertools.accumulate((each.count for each in some), initial=0))
 
     def origin(at: int) -> str:
-        import bisect
-
         which = bisect.bisect_right(starts, at) - 1
         return some[which].origin(at - starts[which])
 
