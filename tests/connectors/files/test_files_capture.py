@@ -63,7 +63,12 @@ def place(
 
 
 def declare(
-    place: Place, *, path: str = "", config: dict[str, Any] | None = None, **binding: object
+    place: Place,
+    *,
+    path: str = "",
+    config: dict[str, Any] | None = None,
+    tables: dict[str, Any] | None = None,
+    **binding: object,
 ) -> None:
     config = {"path": str(place.directory / "in"), "settle": 0, **(config or {})}
     resource = {"path": path, **binding.pop("resource", {})}  # type: ignore[dict-item]
@@ -71,7 +76,7 @@ def declare(
         "endpoint": {"connector": {"image": "penstock/source-files", "config": config}},
         "bindings": [{"resource": resource, "target": "acme/orders", **binding}],
     }
-    place.apply({"acme/orders": ORDERS}, {}, {"acme/files": capture})
+    place.apply({"acme/orders": ORDERS}, tables or {}, {"acme/files": capture})
 
 
 def run(place: Place) -> TaskRun:
@@ -214,17 +219,17 @@ def test_of_documents_of_one_key_the_later_file_wins(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splits, "SPLIT_BYTES", 64)  # a task for each file, and more
-    declare(place)
+    bindings = [{"source": "acme/orders", "resource": {"table": "orders"}}]
+    declare(place, tables={"acme/views": task("sqlite", {"path": place.database()}, bindings)})
     incoming = place.directory / "in"
     for at, name in enumerate(("z", "m", "a")):
         file = incoming / f"{name}.jsonl"
         file.write_text("".join(lines(*range(20), amount=at)))
         os.utime(file, ns=(at * 10**9, at * 10**9))
-    assert run(place).error is None
-    last: dict[int, float] = {}
-    for doc in place.read("acme/orders"):
-        last[doc["id"]] = doc["amount"]
-    assert last == dict.fromkeys(range(20), 2)
+    assert [made.error for made in run_all(place)] == [None, None]
+    with contextlib.closing(sqlite3.connect(place.database())) as database:
+        rows = database.execute("SELECT id, amount FROM orders").fetchall()
+    assert dict(rows) == dict.fromkeys(range(20), 2)
 
 
 def test_a_split_with_more_rows_than_planned_is_read_by_one_task(
