@@ -339,7 +339,8 @@ def running_broker() -> Iterator[Broker]:
                 password=PASSWORD,
             )
         )
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # Its first byte is fixed: an id that began with a dash would be taken for an option.
+        cluster = base64.urlsafe_b64encode(b"k" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         subprocess.run(
             [*_java(128), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", properties],
             check=True,
