@@ -230,7 +230,8 @@ def run(bench: Bench) -> Report:
             rates[kind] = measure(bench, kind, count, Path(temp_dir))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temp_dir:
         directory = Path(temp_dir)
-        for many in (count // 10, count):
+        few = bench.size(full=500_000, quick=100_000)
+        for many in (few, 10 * few):
             bench.say(f"memory, {many:,} documents")
             write_files(directory / f"files-{many}", "jsonl", many)
             peaks[many] = peak_bytes(directory / f"files-{many}", directory / f"data-{many}")
