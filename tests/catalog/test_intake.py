@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.catalog import intake
+from penstock.catalog import intake as intake_module
 from penstock.catalog.build import build_catalog
-from penstock.catalog.intake import AcceptedLine, RefusedLine, read_lines
+from penstock.catalog.intake import Intake
 from penstock.model.schema import CompiledSchema, compiled
+from penstock.native import take
+from penstock.native.arrow import to_json
 
 TEMPLATE = Path(str(files("penstock.catalog") / "templates" / "demo"))
 SCHEMA = CompiledSchema(
@@ -21,11 +23,15 @@ SCHEMA = CompiledSchema(
 )
 
 
-def outcomes(data: bytes) -> list[str]:
-    return [
-        f"{found.line}: {found.document}" if isinstance(found, AcceptedLine) else found.render()
-        for found in read_lines(io.BytesIO(data), "in.jsonl", SCHEMA)
-    ]
+def outcomes(data: bytes, schema: CompiledSchema = SCHEMA) -> tuple[list[str], list[str]]:
+    """What is accepted, and what is said of the rest."""
+    intake = Intake(schema)
+    accepted, refused = [], []
+    for chunk in intake.read(io.BytesIO(data), "in.jsonl"):
+        if chunk.documents is not None:
+            accepted += to_json(chunk.documents, intake.root)
+        refused += [line.render() for line in chunk.refused]
+    return accepted, refused
 
 
 def test_good_lines_beside_bad_ones_are_kept() -> None:
@@ -37,14 +43,15 @@ def test_good_lines_beside_bad_ones_are_kept() -> None:
         b'{"total": 1}\n'
         b'{"id": 18446744073709551615}\n'
         b'{"id": 2, "id": 3}'
-    ) == [
-        "1: {'id': 1}",
-        'in.jsonl:3: /id: "x" is not an integer\nin.jsonl:3: /total: "y" is not a number',
-        "in.jsonl:4: the document: the array of 1 item is not an object",
-        "in.jsonl:5: /id: is required but missing",
-        "in.jsonl:6: /id: 18446744073709551615 does not fit 64 bits",
-        "7: {'id': 3}",
-    ]
+    ) == (
+        ['{"id":1}', '{"id":3}'],
+        [
+            'in.jsonl:3: /id: "x" is not an integer\nin.jsonl:3: /total: "y" is not a number',
+            "in.jsonl:4: the document: the array of 1 item is not an object",
+            "in.jsonl:5: /id: is required but missing",
+            "in.jsonl:6: /id: 18446744073709551615 does not fit 64 bits",
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,28 +64,27 @@ def test_good_lines_beside_bad_ones_are_kept() -> None:
     ],
 )
 def test_what_is_not_json_is_refused_by_line(line: bytes) -> None:
-    bad, good = read_lines(io.BytesIO(line + b'\n{"id": 1}\n'), "in.jsonl", SCHEMA)
-    assert isinstance(bad, RefusedLine)
-    assert bad.render().startswith("in.jsonl:1: the document: is not a JSON document")
-    assert good == AcceptedLine(line=2, document={"id": 1})
+    accepted, (refused,) = outcomes(line + b'\n{"id": 1}\n')
+    assert accepted == ['{"id":1}']
+    assert refused.startswith("in.jsonl:1: the document: is not a JSON document")
 
 
-def test_a_line_without_end_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "LINE_BYTES_MAX", 20)
+@pytest.mark.parametrize("chunk", [4, 50, 1 << 20])
+def test_a_line_without_end_is_skipped(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(intake_module, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(intake_module, "TEXT_MAX", 20)
+    monkeypatch.setattr(take, "TEXT_MAX", 20)
     long = b'{"id": 1, "note": "' + b"x" * 100 + b'"}'
-    assert outcomes(b'{"id": 1}\n' + long + b'\n{"id": 2}\n' + long) == [
-        "1: {'id': 1}",
-        "in.jsonl:2: the document: is longer than 20 bytes",
-        "3: {'id': 2}",
-        "in.jsonl:4: the document: is longer than 20 bytes",
-    ]
+    assert outcomes(b'{"id": 1}\n' + long + b'\n{"id": 2}\n' + long) == (
+        ['{"id":1}', '{"id":2}'],
+        [f"in.jsonl:{line}: the document: is longer than 20 bytes" for line in (2, 4)],
+    )
 
 
 @pytest.mark.parametrize(("name", "count"), [("orders", 200), ("stock", 213)])
 def test_the_sample_data_fits_its_collection(name: str, count: int) -> None:
     spec = build_catalog([TEMPLATE], environ={}).catalog.collection(f"shop/{name}")
     assert spec is not None
-    with (TEMPLATE / "data" / f"{name}.jsonl").open("rb") as stream:
-        found = list(read_lines(stream, name, compiled(spec.write_schema.text)))
-    assert [f.render() for f in found if isinstance(f, RefusedLine)] == []
-    assert len(found) == count
+    data = (TEMPLATE / "data" / f"{name}.jsonl").read_bytes()
+    accepted, refused = outcomes(data, compiled(spec.write_schema.text))
+    assert (len(accepted), refused) == (count, [])

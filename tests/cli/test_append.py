@@ -12,7 +12,7 @@ import pytest
 from cli.documents import jsonl, penstock, start, with_catalog
 from penstock.catalog import intake
 from penstock.catalog.append import REFUSALS_SHOWN
-from penstock.catalog.intake import LINE_BYTES_MAX
+from penstock.native.take import TEXT_MAX
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_many_bad_lines_are_named_up_to_a_number(data: Path) -> None:
 
 
 def test_a_line_that_is_too_long_is_refused_and_the_next_ones_are_read(data: Path) -> None:
-    long = b'{"id": 1, "x": "' + b"x" * (LINE_BYTES_MAX + (3 << 20)) + b'"}\n'
+    long = b'{"id": 1, "x": "' + b"x" * (TEXT_MAX + (3 << 20)) + b'"}\n'
     stdin = b'{"id": 0}\n' + long + b'{"id": 2}\n{"id": "x"}\n'
     done = penstock("append", "acme/plain", "--skip-invalid", data=data, stdin=stdin)
     assert done.returncode == 0, done.stderr

@@ -121,6 +121,8 @@ class Taker:
         parsed_as = None if sure is None else sure.parsed[meta is None]
         if sure is None or parsed_as is None or self._hides or not texts:
             return None
+        if _is_any_too_long(texts):
+            return None
         joined = b"\n".join(texts)
         parsed = _parsed(texts, joined, parsed_as)
         if parsed is None:
@@ -161,7 +163,7 @@ class Taker:
 
     def _careful(self, texts: Sequence[bytes], meta: pyarrow.RecordBatch | None) -> Taken:
         metas = plain_rows(meta) if meta is not None else None
-        documents = self._valid(texts, metas)
+        documents = None if _is_any_too_long(texts) else self._valid(texts, metas)
         if documents is not None:
             try:
                 return Taken(rows=self._stored(documents))
@@ -216,6 +218,10 @@ class Taker:
             shape, salt = self._schema.shape, self._salt
             documents = [redact(document, shape, salt) for document in documents]
         return to_arrow(documents, self.root)
+
+
+def _is_any_too_long(texts: Sequence[bytes]) -> bool:
+    return max(map(len, texts), default=0) > TEXT_MAX
 
 
 def _whole(message: str) -> tuple[Violation, ...]:
