@@ -40,7 +40,7 @@ def test_every_connector_is_listed_with_what_it_is(home: Path) -> None:
     code, out, _ = penstock("connector", "list")
     assert code == 0
     assert all(f"penstock/{name}" in out for name in named)
-    assert "needs penstock connector install kafka" in out
+    assert "needs pip install 'penstock[kafka]'" in out
     assert out.splitlines()[-1].split() == ["airbyte:source-fake", "airbyte-source-fake", "3.4"]
     code, out, _ = penstock("connector", "list", "--json")
     listed = json.loads(out)

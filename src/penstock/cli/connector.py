@@ -30,7 +30,7 @@ KAFKA: Final = "kafka"
 DESCRIPTIONS: Final[Mapping[str, str]] = {
     "source-files": "files: JSON lines, CSV, Parquet; in a directory or a bucket",
     "source-http-ingest": "documents that others send over HTTP",
-    "source-kafka": "topics of Apache Kafka; needs penstock connector install kafka",
+    "source-kafka": "topics of Apache Kafka; needs pip install 'penstock[kafka]'",
     "source-postgres": "tables of PostgreSQL: a snapshot, then every change",
     "airbyte": "sources of Airbyte; each needs penstock connector install airbyte:NAME",
     "singer": "Singer taps; each needs penstock connector install singer:NAME",

@@ -48,7 +48,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedText:
     """A document that does not fit its schema."""
 
     at: int
@@ -64,7 +64,7 @@ class Taken:
 
     rows: pyarrow.RecordBatch
     """The valid documents, in order, laid out and redacted."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedText, ...] = ()
 
 
 class Taker:
@@ -187,12 +187,12 @@ class Taker:
     def _judged(self, texts: Sequence[bytes], metas: Sequence[dict[str, Json]] | None) -> Taken:
         """Document by document."""
         documents: list[Any] = []
-        refused: list[Refused] = []
+        refused: list[RefusedText] = []
         for at, text in enumerate(texts):
             document, violations = self._judge(text, None if metas is None else metas[at])
             if violations:
                 shown = text[:_KEPT_MAX].decode(errors="replace")
-                refused.append(Refused(at=at, text=shown, violations=violations))
+                refused.append(RefusedText(at=at, text=shown, violations=violations))
             else:
                 documents.append(document)
         return Taken(rows=self._stored(documents), refused=tuple(refused))

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors.files import splits
-from penstock.connectors.files.formats import CsvOptions, Reading, Split, read_split
-from penstock.connectors.files.places import Place
+from penstock.connectors.files.formats import CsvOptions, FilePart, FileReading, read_split
+from penstock.connectors.files.places import FilePlace
 from penstock.journal.schemas import layout
 from penstock.model.json_order import canonical_json
 from penstock.native.plain import plain_rows
@@ -38,9 +38,9 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def reading(directory: Path, **options: object) -> Reading:
+def reading(directory: Path, **options: object) -> FileReading:
     root = layout(canonical_json(SCHEMA))
-    return Reading(place=Place(str(directory)), format=None, root=root, **options)  # type: ignore[arg-type]
+    return FileReading(place=FilePlace(str(directory)), format=None, root=root, **options)  # type: ignore[arg-type]
 
 
 def rows(documents: Sequence[Documents]) -> list[Any]:
@@ -56,7 +56,7 @@ def rows(documents: Sequence[Documents]) -> list[Any]:
 def read(directory: Path, path: str, **options: object) -> list[Documents]:
     how = reading(directory, **options)
     (found,) = how.place.list(path)
-    return list(read_split(how, Split(file=found)))
+    return list(read_split(how, FilePart(file=found)))
 
 
 def planned(directory: Path, path: str, **options: object) -> list[Documents]:
@@ -232,7 +232,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     file.write_text('{"id": 1}\n' * 10)
     how = reading(tmp_path)
     (found,) = how.place.list("a.jsonl")
-    reader = read_split(how, Split(file=found))
+    reader = read_split(how, FilePart(file=found))
     next(reader)
     file.write_text('{"id": 1}\n' * 11)
     with pytest.raises(ConnectorError, match="changed while it was read") as caught:
@@ -258,4 +258,4 @@ def test_patterns(tmp_path: Path, pattern: str, found: list[str]) -> None:
     for name in ("a/1.jsonl", "a/b/2.jsonl", "c.csv", ".hidden.csv", "_staging/3.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    assert sorted(f.path for f in Place(str(tmp_path)).list(pattern)) == found
+    assert sorted(f.path for f in FilePlace(str(tmp_path)).list(pattern)) == found

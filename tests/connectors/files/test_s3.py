@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow.fs
 import pytest
 
-from penstock.connectors.files.formats import Reading, Split, read_split
-from penstock.connectors.files.places import Place
+from penstock.connectors.files.formats import FilePart, FileReading, read_split
+from penstock.connectors.files.places import FilePlace
 from penstock.connectors.files.source import Files
 from penstock.runtime.connector.common import ConnectorError
 from support.s3 import BUCKET, SECRET_KEY, running_s3
@@ -34,15 +34,15 @@ def below(bucket: str, prefix: str) -> str:
 
 
 def test_files_of_a_prefix_are_listed_and_read(bucket: str) -> None:
-    place = Place.of(below(bucket, "incoming"))
+    place = FilePlace.of(below(bucket, "incoming"))
     found = sorted(place.list("orders/*.jsonl"), key=lambda each: each.path)
     assert [(each.path, each.size) for each in found] == [
         ("orders/a.jsonl", 20),
         ("orders/b.jsonl", 10),
     ]
     assert [each.path for each in place.list("")] == [each.path for each in place.list("orders")]
-    reading = Reading(place=place, format=None)
-    documents = [d for each in found for d in read_split(reading, Split(file=each))]
+    reading = FileReading(place=place, format=None)
+    documents = [d for each in found for d in read_split(reading, FilePart(file=each))]
     texts = [text for each in documents for text in each.texts or ()]
     assert texts == [b'{"id": 1}', b'{"id": 2}', b'{"id": 3}']
     assert documents[0].origin(1) == f"s3://{BUCKET}/incoming/orders/a.jsonl:2"
@@ -55,7 +55,7 @@ def test_a_directory_can_be_discovered(bucket: str) -> None:
 
 
 def test_no_error_shows_the_key(bucket: str) -> None:
-    place = Place.of(bucket.replace(f"@{BUCKET}", "@another"))
+    place = FilePlace.of(bucket.replace(f"@{BUCKET}", "@another"))
     with pytest.raises(ConnectorError) as caught:
         place.open("none.jsonl")
     assert "another" in str(caught.value)

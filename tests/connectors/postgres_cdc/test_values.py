@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors.postgres_cdc.rows import KeyLost, RowTexts, stamp, time_text
-from penstock.connectors.postgres_cdc.snapshot import Split, copied_row, splits_of
+from penstock.connectors.postgres_cdc.snapshot import TablePart, copied_row, splits_of
 from penstock.connectors.postgres_cdc.tables import Leaf, bases_of
 from penstock.connectors.postgres_cdc.values import ANY_ARRAY, as_text, type_of
 from penstock.connectors.postgres_cdc.wire import UNCHANGED, ColumnOf, Row
@@ -194,5 +194,5 @@ def test_splits_cover_every_block_once(sizes: list[tuple[int, int]], by_blocks: 
 
 
 def test_a_table_in_one_split_is_read_without_a_condition() -> None:
-    assert Split("t").where == ""
-    assert Split("t", 0, 5).where == " WHERE ctid >= '(0,0)'::tid AND ctid < '(5,0)'::tid"
+    assert TablePart("t").where == ""
+    assert TablePart("t", 0, 5).where == " WHERE ctid >= '(0,0)'::tid AND ctid < '(5,0)'::tid"

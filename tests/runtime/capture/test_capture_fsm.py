@@ -19,7 +19,13 @@ from penstock.journal.transaction import Intents
 from penstock.model.clock import Clock, Producer, from_unix
 from penstock.model.hints import Commit
 from penstock.runtime.capture import fsm
-from penstock.runtime.capture.fsm import Gathering, Publish, Published, Publishing, SequenceReady
+from penstock.runtime.capture.fsm import (
+    DocumentsPublished,
+    Polling,
+    Publish,
+    Publishing,
+    SequenceReady,
+)
 from penstock.runtime.capture.task import CaptureLeaderTask
 from penstock.runtime.capture.transaction import Acknowledge, BindingCounts
 from penstock.runtime.connector.capture import CaptureSequence, Documents, Given
@@ -143,7 +149,7 @@ class World:
                     count += 1
                     self.journal.append(("doc", producer, self.clock, int(text)))
                     self.effect()
-                return Published(captured={0: BindingCounts(written=Counts(docs=count))})
+                return DocumentsPublished(captured={0: BindingCounts(written=Counts(docs=count))})
             case WriteStats(document=document):
                 assert document["capture"]
                 self.clock += 1
@@ -205,7 +211,7 @@ def test_publishing_waits_for_the_acks_of_the_last_transaction() -> None:
     leader, actions = fsm.start(TASK, Recovered(), NOW)
     assert actions == (WriteIntents(intents=Intents()),)
     leader, actions = fsm.MACHINE.step(leader, SequenceReady(sequence(1)), NOW)
-    assert isinstance(leader.head, Gathering)
+    assert isinstance(leader.head, Polling)
     assert not any(isinstance(action, Publish) for action in actions)
     leader, actions = fsm.MACHINE.step(leader, IntentsWritten(), NOW)
     assert isinstance(leader.head, Publishing)
@@ -216,12 +222,12 @@ def test_the_head_gathers_while_the_tail_commits_and_takes_whole_sequences() -> 
     leader, _ = fsm.start(TASK, Recovered(), NOW)
     leader, _ = fsm.MACHINE.step(leader, SequenceReady(sequence(1)), NOW)
     leader, _ = fsm.MACHINE.step(leader, IntentsWritten(), NOW)
-    leader, actions = fsm.MACHINE.step(leader, Published(), NOW)
+    leader, actions = fsm.MACHINE.step(leader, DocumentsPublished(), NOW)
     assert isinstance(actions[0], WriteStats)
     for first in (2, 3):
         assert leader.wants_more
         leader, _ = fsm.MACHINE.step(leader, SequenceReady(sequence(first)), NOW)
-    assert isinstance(leader.head, Gathering)
+    assert isinstance(leader.head, Polling)
     assert leader.head.txn is not None
     assert len(leader.head.txn.sequences) == 2
     assert not isinstance(leader.tail, Done)
@@ -239,7 +245,7 @@ def test_a_sequence_that_is_held_at_a_stop_is_left_to_the_next_session() -> None
 
 def test_an_answer_that_nobody_waits_for_ends_the_session() -> None:
     leader, _ = fsm.start(TASK, Recovered(), NOW)
-    for event in (Published(), Persisted(1), Acknowledged()):
+    for event in (DocumentsPublished(), Persisted(1), Acknowledged()):
         with pytest.raises(OutOfTurn):
             fsm.MACHINE.step(leader, event, NOW)
     leader, _ = fsm.MACHINE.step(leader, SequenceReady(sequence(1)), NOW)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.connectors.files.cursor import Found
-from penstock.connectors.files.formats import Reading, Split, read_split
-from penstock.connectors.files.places import Place
+from penstock.connectors.files.formats import FilePart, FileReading, read_split
+from penstock.connectors.files.places import FilePlace
 from penstock.connectors.sampling import key_of, schema_of
 from penstock.model.json_order import Json
 from penstock.native.plain import plain_rows
@@ -27,10 +27,10 @@ META: Final[dict[str, Json]] = {
 """The schema of `/_meta`."""
 
 
-def discover(place: Place) -> list[Discovered]:
+def discover(place: FilePlace) -> list[Discovered]:
     """Return a proposal for each directory and suffix."""
     kinds: dict[tuple[str, str], list[Found]] = {}
-    reading = Reading(place=place, format=None)
+    reading = FileReading(place=place, format=None)
     for found in sorted(place.list("")):
         try:
             reading.format_of(found.path)
@@ -47,7 +47,7 @@ def discover(place: Place) -> list[Discovered]:
 
 
 def _proposal(
-    reading: Reading, directory: str, suffix: str, files: list[Found]
+    reading: FileReading, directory: str, suffix: str, files: list[Found]
 ) -> Discovered | None:
     pattern = f"{directory}/*{suffix}" if directory else f"*{suffix}"
     single = len(files) == 1
@@ -73,10 +73,10 @@ def _proposal(
     )
 
 
-def _sample(reading: Reading, file: Found) -> Iterator[Json]:
+def _sample(reading: FileReading, file: Found) -> Iterator[Json]:
     """The first documents of a file; of CSV, with texts only."""
     count = 0
-    for documents in read_split(reading, Split(file=file)):
+    for documents in read_split(reading, FilePart(file=file)):
         rows: list[Any] = (
             plain_rows(documents.columns)
             if documents.columns is not None

@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from penstock.connectors.files.cursor import Found
-from penstock.connectors.files.places import Place
+from penstock.connectors.files.places import FilePlace
 from penstock.model.columns import Column, Kind
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import Broken, Documents
@@ -61,10 +61,10 @@ class CsvOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FileReading:
     """How the files of a binding are read; picklable."""
 
-    place: Place
+    place: FilePlace
     format: Format | None
     """By the file's name if None."""
     csv: CsvOptions = CsvOptions()
@@ -90,7 +90,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class FilePart:
     """A part of a file, read by one task: a whole one if `end` is None."""
 
     file: Found
@@ -113,7 +113,7 @@ def _uncompressed(path: str) -> tuple[str, str | None]:
     return path, None
 
 
-def read_split(reading: Reading, split: Split) -> Iterator[Documents]:
+def read_split(reading: FileReading, split: FilePart) -> Iterator[Documents]:
     """Read a part of a file; raises if the file is not the one that was listed."""
     _check(reading, split.file)
     match reading.format_of(split.file.path):
@@ -126,7 +126,7 @@ def read_split(reading: Reading, split: Split) -> Iterator[Documents]:
     _check(reading, split.file)
 
 
-def _check(reading: Reading, file: Found) -> None:
+def _check(reading: FileReading, file: Found) -> None:
     now = reading.place.look(file.path)
     if now == file:
         return
@@ -142,7 +142,7 @@ def _check(reading: Reading, file: Found) -> None:
 
 
 def _documents(
-    reading: Reading,
+    reading: FileReading,
     path: str,
     rows: Sequence[int],
     *,
@@ -171,7 +171,7 @@ def _documents(
 # ------------------------------------------------------------------------------------- JSON lines
 
 
-def _read_lines(reading: Reading, split: Split) -> Iterator[Documents]:
+def _read_lines(reading: FileReading, split: FilePart) -> Iterator[Documents]:
     path = split.file.path
     row = split.row
     with reading.place.open(path, compression_of(path)) as file:
@@ -191,7 +191,7 @@ def _read_lines(reading: Reading, split: Split) -> Iterator[Documents]:
                 yield _documents(reading, path, numbers, texts=lines)
 
 
-def _chunks(file: Any, split: Split, name: str) -> Iterator[bytes]:  # noqa: ANN401 - Arrow's file
+def _chunks(file: Any, split: FilePart, name: str) -> Iterator[bytes]:  # noqa: ANN401 - Arrow's file
     """Whole lines of a part of a file, some at a time."""
     if split.start:
         file.seek(split.start)
@@ -226,7 +226,7 @@ _NUMBER: Final = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"
 _BOOLEAN: Final = r"^(?:true|false)$"
 
 
-def _read_csv(reading: Reading, split: Split) -> Iterator[Documents]:
+def _read_csv(reading: FileReading, split: FilePart) -> Iterator[Documents]:
     path = split.file.path
     name = reading.place.name(path)
     options = reading.csv
@@ -292,7 +292,7 @@ def _parse_options(options: CsvOptions, path: str, invalid: Any) -> Any:  # noqa
     )
 
 
-def csv_names(reading: Reading, file: Found) -> list[str]:
+def csv_names(reading: FileReading, file: Found) -> list[str]:
     """Return the names of a CSV file's columns; raises if they are not usable."""
     options, where = reading.csv, reading.place.name(file.path)
     if not options.header:
@@ -328,7 +328,7 @@ def csv_names(reading: Reading, file: Found) -> list[str]:
 class _Part:
     """A part of a file as a file, for Arrow's reader."""
 
-    def __init__(self, file: Any, split: Split) -> None:  # noqa: ANN401 - Arrow's file
+    def __init__(self, file: Any, split: FilePart) -> None:  # noqa: ANN401 - Arrow's file
         self._file = file
         file.seek(split.start)
         self._left = split.file.size - split.start if split.end is None else split.end - split.start
@@ -348,7 +348,7 @@ class _Part:
 
 
 def _typed(
-    reading: Reading,
+    reading: FileReading,
     path: str,
     rows: Sequence[int],
     batch: pyarrow.RecordBatch,
@@ -433,7 +433,7 @@ def _number(text: str) -> Json:
 # ---------------------------------------------------------------------------------------- Parquet
 
 
-def _read_parquet(reading: Reading, split: Split) -> Iterator[Documents]:
+def _read_parquet(reading: FileReading, split: FilePart) -> Iterator[Documents]:
     path = split.file.path
     row = split.row
     with reading.place.open(path) as file:

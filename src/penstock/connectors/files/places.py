@@ -23,20 +23,20 @@ _HIDDEN = re.compile(r"(^|/)[._]")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """A directory, here or in an object store; picklable. Its URL may hold credentials."""
 
     url: str
 
     @classmethod
-    def of(cls, path: str) -> Place:
+    def of(cls, path: str) -> FilePlace:
         """Return the place of a URL, or of a path relative to where this process runs."""
         if urlsplit(path).scheme:
             return cls(path.rstrip("/"))
         return cls(str(Path(path).absolute()))
 
     def __repr__(self) -> str:
-        return f"Place({self._shown})"
+        return f"FilePlace({self._shown})"
 
     @property
     def is_local(self) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.connectors.files.cursor import Changed, Cursor, Found, settled, take
-from penstock.connectors.files.formats import CsvOptions, Reading, Split, read_split
-from penstock.connectors.files.places import Place
+from penstock.connectors.files.formats import CsvOptions, FilePart, FileReading, read_split
+from penstock.connectors.files.places import FilePlace
 from penstock.connectors.files.splits import Group, plan
 from penstock.errors import UserError
 from penstock.journal.schemas import layout
@@ -122,7 +122,7 @@ class Files:
     def __init__(self, config: Json, *, where: str) -> None:
         given = self.config_schema.read(resolve(config, where=where), where=f"{where}: config")
         self._where = where
-        self._place = Place.of(given["path"])
+        self._place = FilePlace.of(given["path"])
         self._poll_s = float(given.get("pollInterval", 30 if self._place.is_local else 10))
         self._settle_s = float(given.get("settle", 1))
         self._stops_at_change = given.get("onChanged", "stop") == "stop"
@@ -168,7 +168,7 @@ class Files:
     # What its sessions ask of it
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FilePlace:
         return self._place
 
     @property
@@ -204,10 +204,10 @@ def _resource(binding: SourceBinding) -> dict[str, Any]:
     return value
 
 
-def _reading(place: Place, binding: SourceBinding) -> Reading:
+def _reading(place: FilePlace, binding: SourceBinding) -> FileReading:
     resource = _resource(binding)
     csv = resource.get("csv", {})
-    return Reading(
+    return FileReading(
         place=place,
         format=resource.get("format"),
         csv=CsvOptions(
@@ -228,7 +228,7 @@ class _Binding:
 
     source: SourceBinding
     pattern: str
-    reading: Reading
+    reading: FileReading
     cursor: Cursor
 
 
@@ -323,7 +323,7 @@ class FilesSession:
             given = tuple(
                 Given(binding=index, documents=documents, bytes=0)
                 for file in files
-                for documents in read_split(binding.reading, Split(file=file))
+                for documents in read_split(binding.reading, FilePart(file=file))
             )
             given = tuple(
                 replace(each, bytes=size if at == 0 else 0) for at, each in enumerate(given)
@@ -355,7 +355,7 @@ class FileRead:
 
     binding: int
     bytes: int
-    reading: Reading
+    reading: FileReading
     groups: tuple[Group, ...]
 
     @property
@@ -376,7 +376,7 @@ class FileRead:
 class _Watch:
     """Tells when something changes below a directory of this machine."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FilePlace) -> None:
         from watchfiles import watch
 
         self._stop = threading.Event()

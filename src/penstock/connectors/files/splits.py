@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 
 from penstock.connectors.files.cursor import Found
-from penstock.connectors.files.formats import Reading, Split, compression_of
+from penstock.connectors.files.formats import FilePart, FileReading, compression_of
 from penstock.runtime.connector.common import ConnectorError
 
 SPLIT_BYTES: Final = 32 << 20
@@ -34,15 +34,15 @@ _SCAN_BYTES: Final = 4 << 20
 class Group:
     """What one task reads, in order."""
 
-    splits: tuple[Split, ...]
+    splits: tuple[FilePart, ...]
     rows_max: int
     """More rows than there are, or nearly surely so where files are compressed."""
 
 
-def plan(reading: Reading, files: Sequence[Found]) -> list[Group]:
+def plan(reading: FileReading, files: Sequence[Found]) -> list[Group]:
     """Return what tasks read. Blocks: it looks into large files."""
     groups: list[Group] = []
-    splits: list[Split] = []
+    splits: list[FilePart] = []
     size = rows = 0
 
     def end() -> None:
@@ -62,7 +62,9 @@ def plan(reading: Reading, files: Sequence[Found]) -> list[Group]:
     return groups
 
 
-def _all_splits(reading: Reading, files: Iterable[Found]) -> Iterator[tuple[Split, int, int]]:
+def _all_splits(
+    reading: FileReading, files: Iterable[Found]
+) -> Iterator[tuple[FilePart, int, int]]:
     """Each part of each file, its bytes, and more rows than it has."""
     for file in files:
         kind = reading.format_of(file.path)
@@ -70,13 +72,13 @@ def _all_splits(reading: Reading, files: Iterable[Found]) -> Iterator[tuple[Spli
         if kind == "parquet":
             yield from _row_groups(reading, file)
         elif dense > 1 or file.size <= SPLIT_BYTES or not reading.place.is_local:
-            yield Split(file=file), file.size, file.size * dense // _LEAST + 1
+            yield FilePart(file=file), file.size, file.size * dense // _LEAST + 1
         else:
             quote = reading.csv.quote.encode() if kind == "csv" else b""
             yield from _line_ranges(reading, file, quote)
 
 
-def _row_groups(reading: Reading, file: Found) -> Iterator[tuple[Split, int, int]]:
+def _row_groups(reading: FileReading, file: Found) -> Iterator[tuple[FilePart, int, int]]:
     with reading.place.open(file.path) as opened:
         try:
             metadata: Any = pyarrow.parquet.ParquetFile(opened).metadata
@@ -93,11 +95,13 @@ def _row_groups(reading: Reading, file: Found) -> Iterator[tuple[Split, int, int
         size += group.total_byte_size
         rows += group.num_rows
         if size > SPLIT_BYTES or at == metadata.num_row_groups - 1:
-            yield Split(file=file, start=start, end=at + 1, row=first), size, rows + 1
+            yield FilePart(file=file, start=start, end=at + 1, row=first), size, rows + 1
             start, first, size, rows = at + 1, first + rows, 0, 0
 
 
-def _line_ranges(reading: Reading, file: Found, quote: bytes) -> Iterator[tuple[Split, int, int]]:
+def _line_ranges(
+    reading: FileReading, file: Found, quote: bytes
+) -> Iterator[tuple[FilePart, int, int]]:
     """Parts of a file that end with a line, and the rows before each.
 
     A line end within quotes ends no line: there is an odd number of quotes before it.
@@ -112,14 +116,14 @@ def _line_ranges(reading: Reading, file: Found, quote: bytes) -> Iterator[tuple[
             if cut:
                 lines += _count(data[:cut], quote, quoted=quoted)
                 end = at + cut
-                yield Split(file=file, start=start, end=end, row=row), end - start, _bound(lines)
+                yield FilePart(file=file, start=start, end=end, row=row), end - start, _bound(lines)
                 start, row, lines = end, row + lines, 0
                 quoted = quoted != (bool(quote) and data[:cut].count(quote) % 2 == 1)
             lines += _count(data[cut:], quote, quoted=quoted)
             quoted = quoted != (bool(quote) and data[cut:].count(quote) % 2 == 1)
             at += len(data)
     if at > start:
-        yield Split(file=file, start=start, end=None, row=row), at - start, _bound(lines)
+        yield FilePart(file=file, start=start, end=None, row=row), at - start, _bound(lines)
 
 
 def _bound(lines: int) -> int:

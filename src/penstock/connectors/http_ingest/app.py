@@ -31,7 +31,7 @@ from penstock.connectors.http_ingest.intake import (
 from penstock.connectors.http_ingest.judging import QUICK_BYTES, SHOWN_MAX, Judge
 from penstock.connectors.http_ingest.keys import KeyedRequest
 from penstock.connectors.http_ingest.options import Options
-from penstock.connectors.http_ingest.pages import Place, problem
+from penstock.connectors.http_ingest.pages import IngestPath, problem
 from penstock.connectors.http_ingest.rates import TokenBucket
 from penstock.model.json_order import Json
 from penstock.servicekit.rpc.address import is_surely_local
@@ -54,7 +54,7 @@ class Route:
     """A path for documents."""
 
     binding: int
-    place: Place
+    place: IngestPath
     judge: Judge
     wants_meta: bool
 

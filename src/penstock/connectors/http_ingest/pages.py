@@ -30,7 +30,7 @@ _ANSWERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class IngestPath:
     """A path, and the collection that documents sent to it go to."""
 
     path: str
@@ -38,7 +38,9 @@ class Place:
     schema_text: str
 
 
-def openapi(task: str, places: Sequence[Place], limits: Limits, *, guarded: bool) -> dict[str, Any]:
+def openapi(
+    task: str, places: Sequence[IngestPath], limits: Limits, *, guarded: bool
+) -> dict[str, Any]:
     """The description of all paths, in OpenAPI 3.1."""
     description: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -57,7 +59,7 @@ def openapi(task: str, places: Sequence[Place], limits: Limits, *, guarded: bool
     return description
 
 
-def _operation(place: Place, limits: Limits) -> dict[str, Any]:
+def _operation(place: IngestPath, limits: Limits) -> dict[str, Any]:
     document = json.loads(place.schema_text)
     many = {"type": "array", "maxItems": limits.documents, "items": document}
     answers: dict[str, Any] = {status: {"description": text} for status, text in _ANSWERS.items()}
@@ -98,7 +100,9 @@ _STYLE: Final = (
 )
 
 
-def page(task: str, places: Sequence[Place], limits: Limits, *, base: str, guarded: bool) -> str:
+def page(
+    task: str, places: Sequence[IngestPath], limits: Limits, *, base: str, guarded: bool
+) -> str:
     """A page for people. Needs nothing from elsewhere."""
     token = "     -H 'Authorization: Bearer …' \\\n" if guarded else ""
     parts = []

@@ -20,7 +20,7 @@ from penstock.connectors.http_ingest.intake import Group, Intake, Ticket
 from penstock.connectors.http_ingest.judging import Judge, meta_batch
 from penstock.connectors.http_ingest.keys import KeyLog, is_over
 from penstock.connectors.http_ingest.options import CONFIG, RESOURCE, Options, read_options
-from penstock.connectors.http_ingest.pages import Place
+from penstock.connectors.http_ingest.pages import IngestPath
 from penstock.connectors.http_ingest.server import ServerThread, check_free, describe, listen
 from penstock.errors import UserError
 from penstock.model.config_schema import ConfigSchema
@@ -140,7 +140,7 @@ class IngestSession:
             text = binding.collection.write_schema.text
             routes[self._paths[index]] = Route(
                 binding=index,
-                place=Place(
+                place=IngestPath(
                     path=self._paths[index],
                     collection=binding.collection.name,
                     schema_text=text,

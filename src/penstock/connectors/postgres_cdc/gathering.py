@@ -65,7 +65,7 @@ class ValueLost(ValueError):
     """A row got another key, and a value of it is unknown: the table, and the column."""
 
 
-class Gathering:
+class ChangeGathering:
     """The sequence that is being gathered."""
 
     def __init__(

@@ -14,7 +14,7 @@ from penstock.connectors.postgres.locks import PostgresConnection
 from penstock.connectors.postgres.server import Server
 from penstock.connectors.postgres_cdc import faults, tables
 from penstock.connectors.postgres_cdc.faults import slot_fault
-from penstock.connectors.postgres_cdc.progress import Progress
+from penstock.connectors.postgres_cdc.progress import ChangesProgress
 from penstock.connectors.postgres_cdc.rows import key_members
 from penstock.connectors.postgres_cdc.tables import Publication, Slot, Table, TableName
 from penstock.connectors.postgres_cdc.wire import lsn_of, lsn_text
@@ -231,7 +231,7 @@ def _has(publication: Publication, table: Table) -> bool:
 def begin(
     connection: PostgresConnection,
     server: Server,
-    progress: Progress,
+    progress: ChangesProgress,
     bound: Sequence[BoundTable],
     *,
     system: str,

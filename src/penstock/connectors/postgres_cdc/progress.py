@@ -24,7 +24,7 @@ from penstock.model.json_order import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ChangesProgress:
     """A state that was committed."""
 
     system: str | None = None
@@ -34,7 +34,7 @@ class Progress:
     """Tables that were read whole: OID by state key."""
 
     @classmethod
-    def of(cls, state: Json) -> Progress:
+    def of(cls, state: Json) -> ChangesProgress:
         given: dict[str, Any] = state if isinstance(state, dict) else {}
         cursor = given.get("cursor")
         return cls(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.connectors.postgres_cdc import faults, progress, tables, wire
 from penstock.connectors.postgres_cdc.gathering import (
-    Gathering,
+    ChangeGathering,
     Replaced,
     Route,
     Truncated,
@@ -115,7 +115,7 @@ class ChangesSession:
         """The log is read up to where tables were read whole."""
         self._types: dict[int, tuple[int, int]] = {}
         self._extra: list[Replication] = []
-        self._gathering: Gathering | None = None
+        self._gathering: ChangeGathering | None = None
         self._tale = self._story()
 
     # ------------------------------------------------------------------------- what is called
@@ -290,7 +290,7 @@ class ChangesSession:
         self._position = self._confirmed
         pending = set() if snapshot is None else {each.state_key for each in snapshot.bound}
         later = 0 if snapshot is None else snapshot.lsn
-        gathering = self._gathering = Gathering(
+        gathering = self._gathering = ChangeGathering(
             [
                 Route(
                     binding=each.binding.index,
@@ -343,7 +343,7 @@ class ChangesSession:
                 self._confirm()
                 yield self._taken(gathering) or self._idle(gathering)
 
-    def _read(self, gathering: Gathering, frame: bytes) -> int | None:
+    def _read(self, gathering: ChangeGathering, frame: bytes) -> int | None:
         """Take a frame in; returns a position before which all transactions have been read.
 
         The begin of a transaction only says that: it is the caller's to begin it.
@@ -386,14 +386,14 @@ class ChangesSession:
                     raise wire.Malformed(f"a message of {chr(kind)!r}")
         return None
 
-    def _taken(self, gathering: Gathering) -> CaptureSequence | None:
+    def _taken(self, gathering: ChangeGathering) -> CaptureSequence | None:
         taken = gathering.take()
         if taken is None:
             return None
         sequence, spool = taken
         return self._given(sequence, gathering.end, spool)
 
-    def _heartbeat(self, gathering: Gathering, moved_s: float) -> CaptureSequence | None:
+    def _heartbeat(self, gathering: ChangeGathering, moved_s: float) -> CaptureSequence | None:
         """Move the slot on if others fill the log, so that the server need not keep it."""
         with self._lock:
             if self._sent or gathering.in_transaction:
@@ -410,7 +410,7 @@ class ChangesSession:
         """All that was there when the session began has been given."""
         return self._position >= self._start.target and not self._owes_snapshot
 
-    def _idle(self, gathering: Gathering) -> Idle:
+    def _idle(self, gathering: ChangeGathering) -> Idle:
         return Idle.NOTHING if self._reached and gathering.is_empty else Idle.PENDING
 
     def _until(self) -> float:

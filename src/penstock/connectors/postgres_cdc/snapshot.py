@@ -52,7 +52,7 @@ def _unescaped(value: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TablePart:
     """A range of a table's blocks; `end` is None for all that follow."""
 
     source: str
@@ -69,15 +69,15 @@ class Split:
         )
 
 
-def splits_of(leaves: Sequence[Leaf], *, by_blocks: bool) -> tuple[Split, ...]:
+def splits_of(leaves: Sequence[Leaf], *, by_blocks: bool) -> tuple[TablePart, ...]:
     """PURE: cut where a table's rows are into ranges of about `SPLIT_BYTES`."""
     wanted = max(SPLIT_BYTES, sum(leaf.bytes for leaf in leaves) // SPLITS_MAX)
-    made: list[Split] = []
+    made: list[TablePart] = []
     for leaf in leaves:
         count = max(1, min(leaf.blocks, -(-leaf.bytes // wanted))) if by_blocks else 1
         edges = [leaf.blocks * at // count for at in range(count)]
         ends: list[int | None] = [*edges[1:], None]
-        made += [Split(leaf.quoted, *range_) for range_ in zip(edges, ends, strict=True)]
+        made += [TablePart(leaf.quoted, *range_) for range_ in zip(edges, ends, strict=True)]
     return tuple(made)
 
 
@@ -94,7 +94,7 @@ class TableRead:
     columns: tuple[ColumnOf, ...]
     key: tuple[str, ...]
     bases: Mapping[int, tuple[int, int]] = field(repr=False)
-    splits: tuple[Split, ...]
+    splits: tuple[TablePart, ...]
     size: int
     rows_max: None = None
     """A key has one row, so no two ranges have it."""
@@ -114,7 +114,9 @@ class TableRead:
                         about = f"{self.schema}.{self.table}, part {at + 1} of its snapshot"
                         yield Documents(texts=texts, origin=Origin(about, first))
 
-    def texts(self, connection: PostgresConnection, split: Split) -> Iterator[tuple[Texts, int]]:
+    def texts(
+        self, connection: PostgresConnection, split: TablePart
+    ) -> Iterator[tuple[Texts, int]]:
         """Read a range: documents, and how many came before them."""
         makes = RowTexts(self.columns, self.key, self.bases)
         marked = stamp(self.schema, self.table, self.lsn, snapshot=True)

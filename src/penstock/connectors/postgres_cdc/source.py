@@ -23,7 +23,7 @@ from penstock.connectors.postgres_cdc.opening import (
     check_server,
     ensure_published,
 )
-from penstock.connectors.postgres_cdc.progress import Progress
+from penstock.connectors.postgres_cdc.progress import ChangesProgress
 from penstock.connectors.postgres_cdc.replication import Replication, connect
 from penstock.connectors.postgres_cdc.session import ChangesSession
 from penstock.connectors.postgres_cdc.spool import sweep
@@ -143,7 +143,7 @@ class PostgresChanges:
             start = begin(
                 connection,
                 self.server,
-                Progress() if opening.preview else Progress.of(opening.state),
+                ChangesProgress() if opening.preview else ChangesProgress.of(opening.state),
                 bound,
                 system=replication.system(),
                 task=opening.task,

@@ -1,6 +1,6 @@
 """PURE: how a leader takes a capture from transaction to transaction.
 
-    head   Gathering → Publishing → Gathering, or Stopped
+    head   Polling → Publishing → Polling, or Stopped
     tail   WritingStats → Committing → Acknowledging → WritingIntents → Done
 
 The head takes whole sequences in until the transaction closes, and has their documents published,
@@ -54,7 +54,7 @@ class Publish(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published(Event):
+class DocumentsPublished(Event):
     """All documents of the transaction are published, and none is visible."""
 
     captured: Mapping[int, BindingCounts] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Published(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering(State):
+class Polling(State):
     """Waits for a sequence, or until the open transaction may close."""
 
     txn: CaptureTransaction | None = None
@@ -90,15 +90,15 @@ class CaptureLeader(Leader):
     @property
     def wants_more(self) -> bool:
         """Ask the source for its next sequence, unless that was done already."""
-        return self.held is None and isinstance(self.head, Gathering) and not self.stopping
+        return self.held is None and isinstance(self.head, Polling) and not self.stopping
 
     @property
     def is_open(self) -> bool:
-        return not isinstance(self.head, Gathering) or self.head.txn is not None
+        return not isinstance(self.head, Polling) or self.head.txn is not None
 
     @property
     def wake_after(self) -> Clock | None:
-        if isinstance(self.head, Gathering) and self.head.txn is not None:
+        if isinstance(self.head, Polling) and self.head.txn is not None:
             return self.decide(self.head.txn).wake_after
         return None
 
@@ -131,7 +131,7 @@ def start(
     unfinished, action = tail.finish(Unfinished(intents=recovered.ack_intents))
     leader = CaptureLeader(
         task=task,
-        head=Gathering(),
+        head=Polling(),
         tail=unfinished,
         memory=CaptureMemory(last_close=recovered.committed_close),
         seq_no=seq_no,
@@ -146,9 +146,9 @@ def start(
 def _head_turn(leader: CaptureLeader) -> Turn | None:
     """Move a head that gathers; no other moves of itself."""
     match leader.head:
-        case Gathering(txn=None):
+        case Polling(txn=None):
             return _open(leader)
-        case Gathering(txn=CaptureTransaction() as txn):
+        case Polling(txn=CaptureTransaction() as txn):
             return _extend_or_close(leader, txn)
         case _:
             return None
@@ -161,24 +161,26 @@ def _open(leader: CaptureLeader) -> Turn | None:
     if leader.held is None:
         return None
     txn = CaptureTransaction(task=leader.task, opened=leader.clock)
-    return replace(leader, head=Gathering(txn.extend(leader.held)), held=None), None
+    return replace(leader, head=Polling(txn.extend(leader.held)), held=None), None
 
 
 def _extend_or_close(leader: CaptureLeader, txn: CaptureTransaction) -> Turn | None:
     decision = leader.decide(txn)
     if leader.held is not None and decision.may_extend:
-        return replace(leader, head=Gathering(txn.extend(leader.held)), held=None), None
+        return replace(leader, head=Polling(txn.extend(leader.held)), held=None), None
     if not decision.may_close:
         return None
     txn = replace(txn, closed=leader.clock)
     return replace(leader, head=Publishing(txn)), Publish(txn)
 
 
-def _on_published(leader: CaptureLeader, txn: CaptureTransaction, event: Published) -> Turn:
+def _on_published(
+    leader: CaptureLeader, txn: CaptureTransaction, event: DocumentsPublished
+) -> Turn:
     """The transaction is complete: the tail commits it, and the head is free."""
     txn = replace(txn, captured=event.captured)
     published, write = tail.publish(txn)
-    leader = rotate(leader, head=Gathering())
+    leader = rotate(leader, head=Polling())
     return replace(leader, tail=published, memory=txn.memory()), write
 
 
@@ -189,9 +191,9 @@ def _receive(leader: CaptureLeader, event: Event) -> Turn:
             if leader.held is not None:
                 raise out_of_turn(event, waits_for="nothing: a sequence is held already")
             return replace(leader, held=sequence), None
-        case Published(), Publishing(txn):
+        case DocumentsPublished(), Publishing(txn):
             return _on_published(leader, txn, event)
-        case Published(), _:
+        case DocumentsPublished(), _:
             raise unexpected(leader, event)
         case _:
             moved, action = tail.advance(leader, leader.tail, event)

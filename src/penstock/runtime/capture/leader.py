@@ -17,7 +17,7 @@ from penstock import failpoints
 from penstock.errors import Bug
 from penstock.model.clock import Clock, duration, elapsed
 from penstock.runtime.capture import fsm
-from penstock.runtime.capture.fsm import CaptureLeader, Publish, Published, SequenceReady
+from penstock.runtime.capture.fsm import CaptureLeader, DocumentsPublished, Publish, SequenceReady
 from penstock.runtime.capture.jobs import CaptureJobs
 from penstock.runtime.capture.transaction import Acknowledge, CaptureTransaction
 from penstock.runtime.connector.capture import (
@@ -153,7 +153,7 @@ class CaptureLoop(SessionLoop[CaptureLeader]):
         match action:
             case Publish(txn):
                 with self.waiting("the blob store"):
-                    return Published(captured=await self._jobs.publish(txn))
+                    return DocumentsPublished(captured=await self._jobs.publish(txn))
             case Acknowledge(sequences):
                 return await self._acknowledge(sequences)
             case _:
