@@ -187,6 +187,35 @@ def test_nulls_are_told_from_what_is_absent(
     assert shown(sure, sure.take_texts(texts)) == shown(careful, careful.take_texts(texts))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b'{"id":1,"always":"x","note":null,"_meta":{"op":"c"}}', id="may not be null"),
+        pytest.param(b'{"id":1,"always":"x","size":NaN,"_meta":{"op":"c"}}', id="no number"),
+        pytest.param(b'{"id":1,"always":"x","size":-Infinity,"_meta":{"op":"c"}}', id="infinite"),
+        pytest.param(b'{"id":1,"always":"\xff","_meta":{"op":"c"}}', id="no UTF-8"),
+        pytest.param(b'{"id":1,"total":null,"_meta":{"op":"c"}}', id="must be there"),
+        pytest.param(b'{"id":1,"always":null,"_meta":{"lsn":null}}', id="must be there, below"),
+    ],
+)
+def test_what_is_refused_does_not_take_the_sure_road(text: bytes) -> None:
+    for taker in (Taker(CHANGES), Careful(CHANGES)):
+        taken = taker.take_texts([text])
+        assert taken.rows.num_rows == 0
+        assert len(taken.refused) == 1
+
+
+@pytest.mark.parametrize("name", [b'"size" ', b'"size"\t', b'"s\\u0069ze"', b'"size"'])
+def test_names_that_cannot_be_counted_are_not_taken_for_absent(name: bytes) -> None:
+    texts = [
+        b'{"id":1,"always":"x","size":null,"_meta":{"op":"c"}}',
+        b'{"id":2,"always":"x",%s:2.5,"_meta":{"op":"c"}}' % name,
+    ]
+    taker = Taker(CHANGES)
+    rows = [json.loads(row) for row in to_json(taker.take_texts(texts).rows, taker.root)]
+    assert [row["size"] for row in rows] == [None, 2.5]
+
+
 def test_changes_with_nulls_do_take_the_sure_road(monkeypatch: pytest.MonkeyPatch) -> None:
     taker = Taker(CHANGES)
     monkeypatch.setattr(taker, "_careful", None)
