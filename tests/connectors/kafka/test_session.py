@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from connectors.kafka.broker import PASSWORD, USER, Broker
 from connectors.kafka.reading import Reader, binding, ids, in_order, record
@@ -450,3 +452,50 @@ def test_a_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UserError, match="not installed") as refused:
         elsewhere(1).source.check()
     assert "penstock[kafka]" in str(refused.value.fix)
+
+
+# ------------------------------------------------------------------------------ errors of a moment
+
+
+class Unsettled:
+    """An admin client whose broker answers the first questions about offsets with an error."""
+
+    def __init__(self, admin: Any, *errors: int) -> None:  # noqa: ANN401 - of librdkafka
+        self._admin = admin
+        self._errors = list(errors)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._admin, name)
+
+    def list_offsets(self, places: dict[Any, Any], **how: object) -> dict[Any, Future[Any]]:
+        if not self._errors:
+            found: dict[Any, Future[Any]] = self._admin.list_offsets(places, **how)
+            return found
+        failed: Future[Any] = Future()
+        failed.set_exception(KafkaException(KafkaError(self._errors.pop(0))))
+        return dict.fromkeys(places, failed)
+
+
+def test_a_partition_whose_leader_moves_is_asked_again(broker: Broker) -> None:
+    topic = broker.create(2)
+    reader = Reader.of(broker, topic)
+    broker.produce(topic, [record(n) for n in range(10)])
+    with reader.session() as opened:
+        opened._asking._admin = Unsettled(
+            opened._asking._admin,
+            KafkaError.UNKNOWN_LEADER_EPOCH,
+            KafkaError.FENCED_LEADER_EPOCH,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+        )
+        look = opened._asking.look([topic])[topic]
+    assert sum(bounds.end for bounds in look.partitions.values()) == 10
+
+
+def test_another_error_about_offsets_is_told(broker: Broker) -> None:
+    topic = broker.create(1)
+    with Reader.of(broker, topic).session() as opened:
+        refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
+        opened._asking._admin = Unsettled(opened._asking._admin, refused)
+        with pytest.raises(ConnectorError, match=topic):
+            opened._asking.look([topic])

@@ -51,6 +51,7 @@ class Place:
     """A deployment of one capture, which runs in this process."""
 
     directory: Path
+    policy: str = "stream_complete"
 
     @property
     def settings(self) -> Settings:
@@ -61,7 +62,8 @@ class Place:
         asyncio.run(self.ran(config, control, **binding))
 
     async def ran(self, config: Message, control: Control, **binding: Any) -> None:  # noqa: ANN401
-        endpoint = {"connector": {"image": "airbyte:source-fake", "config": {"config": config}}}
+        given = {"config": config, "statePolicy": self.policy}
+        endpoint = {"connector": {"image": "airbyte:source-fake", "config": given}}
         bound = {"resource": {"stream": "items"}, "target": "acme/items", **binding}
         task = {"endpoint": endpoint, "bindings": [bound], "interval": "1h"}
         file = self.directory / "catalog.json"
@@ -140,6 +142,7 @@ def test_documents_that_do_not_fit_are_named_by_their_number(place: Place) -> No
     bad = {"type": "RECORD", "record": {"stream": "items", "data": {"id": "x"}, "emitted_at": 1}}
     nan = {"raw": '{"type": "RECORD", "record": {"stream": "items", "data": {"id": NaN}}}\n'}
     read = [record(1), record(2), bad, nan, record(5)]
+    place.policy = "each"  # so that documents wait for the end, however the pipe cuts them
     with pytest.raises(PenstockError, match="2 documents do not fit") as refused:
         place.run({"read": read}, Pauses())
     assert "items, record 3: /id" in str(refused.value.why)

@@ -352,7 +352,13 @@ def _require_client() -> None:
 
 
 _MOVING: Final = frozenset(
-    {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE"}
+    {
+        "NOT_LEADER_FOR_PARTITION",
+        "LEADER_NOT_AVAILABLE",
+        "OFFSET_NOT_AVAILABLE",
+        "FENCED_LEADER_EPOCH",
+        "UNKNOWN_LEADER_EPOCH",
+    }
 )
 """Errors of a moment: a partition is about to be led by another broker, or has just begun to be."""
 
@@ -439,12 +445,18 @@ class Asking:
                 request_timeout=CONNECT_S_MAX,
             ),
             lambda place: str(place.topic),
+            # A broker that does not know yet what was just described: describing it again tells.
+            passing=_MOVING | {"UNKNOWN_TOPIC_OR_PART"},
         )
 
     def _answers(
-        self, ask: Callable[[], Mapping[Any, Future[Any]]], topic: Callable[[Any], str]
+        self,
+        ask: Callable[[], Mapping[Any, Future[Any]]],
+        topic: Callable[[Any], str],
+        *,
+        passing: frozenset[str] = _MOVING,
     ) -> dict[Any, Any]:
-        """Ask for futures, and wait for all of them."""
+        """Ask for futures, and wait for all of them; errors of `passing` are worth another try."""
         from confluent_kafka import KafkaException
 
         with self._cluster.explained(self.trouble):
@@ -455,7 +467,7 @@ class Asking:
                 answers[about] = self._wait(future)
             except KafkaException as error:
                 explained = self._cluster.explain(error.args[0], self.trouble, topic(about))
-                if error.args[0].name() in _MOVING:
+                if error.args[0].name() in passing:
                     raise _LeaderMoves(explained) from None
                 raise explained from None
         return answers
