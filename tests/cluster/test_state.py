@@ -190,7 +190,10 @@ def test_a_late_command_about_a_dropped_object_is_told_from_one_about_nothing(
     since: int | None,
 ) -> None:
     """Dropped by name, dropped by a batch that does not mention it, dropped twice, never there."""
-    session = [opened(), Change(domain=Domain.STORAGE, epoch=1, commands=(capture("x"),))]
+    session: list[Diff] = [
+        opened(),
+        Change(domain=Domain.STORAGE, epoch=1, commands=(capture("x"),)),
+    ]
     by_name = Change(domain=Domain.STORAGE, epoch=1, commands=(Compact(id="capture/x"),))
     by_batch = Reconcile(domain=Domain.STORAGE, epoch=1, batch=())
     for drop in (by_name, by_batch):

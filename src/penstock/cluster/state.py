@@ -234,16 +234,14 @@ class _Change:
         self._next_id = state.next_id
 
     def do(self, command: Command) -> Outcome:
-        match command:
-            case Put():
-                return self._put(command)
-            case Compact(id=id_) if (why := self.missing(id_)) is not None:
-                return why
-            case Compact(id=id_, since=None):
-                self.drop(id_)
-                return Outcome.APPLIED
-            case Compact(id=id_, since=int(since)):
-                return self._compact(id_, since)
+        if isinstance(command, Put):
+            return self._put(command)
+        if (why := self.missing(command.id)) is not None:
+            return why
+        if command.since is not None:
+            return self._compact(command.id, command.since)
+        self.drop(command.id)
+        return Outcome.APPLIED
 
     def missing(self, id_: str) -> Outcome | None:
         """Return why there is nothing to do for an object; None if this domain runs it."""
@@ -295,7 +293,7 @@ class _Change:
 
 # --------------------------------------------------------------------------------------- the log
 
-_DIFFS: Final = msgspec.msgpack.Decoder(Diff)
+_DIFFS: Final[msgspec.msgpack.Decoder[Diff]] = msgspec.msgpack.Decoder(Diff)
 _STATES: Final = msgspec.msgpack.Decoder(ClusterState)
 _encode = msgspec.msgpack.Encoder().encode
 
