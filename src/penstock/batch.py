@@ -1,4 +1,4 @@
-"""Runs tasks until they have caught up, or on and on: for `penstock run` and `Penstock.run`."""
+"""Runs tasks until they have caught up, for `penstock run` and `Penstock.run`, or on and on."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
+from penstock.model.domain import domain_of
 from penstock.model.observed import Observed
 from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint, Frozen
 from penstock.runtime.connector.capture import Capture
@@ -33,6 +34,7 @@ from penstock.runtime.kinds import (
     Connect,
     TaskSpec,
     build_task,
+    kind_of,
     reads_of,
     runnable_tasks,
     shards_of,
@@ -42,6 +44,7 @@ from penstock.runtime.refusals import RefusedDocument
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
+from penstock.scope import Work, working_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -216,24 +219,6 @@ async def run_graph(
     return runs
 
 
-async def run_always(
-    catalog: Catalog,
-    specs: Sequence[TaskSpec],
-    world: World,
-    *,
-    shards: int | None = None,
-    stop: StopHandle | None = None,
-    on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
-) -> list[TaskRun]:
-    """Run tasks, all at once, until they are stopped. One that fails stops no other."""
-    return await asyncio.gather(
-        *(
-            run_until(catalog, spec, world, None, shards=shards, stop=stop, on_progress=on_progress)
-            for spec in specs
-        )
-    )
-
-
 async def run_until(
     catalog: Catalog,
     spec: TaskSpec,
@@ -259,35 +244,58 @@ async def run_until(
     if stop is not None:
         stop.add(control)
     began = time.monotonic()
+    failures_max = None if revision is None else FAILURES_MAX
     try:
-        failures_max = None if revision is None else FAILURES_MAX
+        await keep_running(catalog, spec, world, control, shards=shards, failures_max=failures_max)
+    except StoppedEarly:
+        pass
+    except Exception as error:
+        run.error = what_went_wrong(spec, error)
+    finally:
+        run.seconds += time.monotonic() - began
+        run.stopped = control.is_stopping()
+    return run
+
+
+async def keep_running(
+    catalog: Catalog,
+    spec: TaskSpec,
+    world: World,
+    control: Control,
+    *,
+    shards: int | None = None,
+    failures_max: int | None = None,
+    dataflow_id: int | None = None,
+) -> None:
+    """Build a task and run it as `control` says; raises what needs a person, and `StoppedEarly`.
+
+    `failures_max` failures in a row are too many, of those that may mend themselves.
+    """
+    with working_for(Work(domain_of(kind_of(spec)), dataflow_id)):
         while True:
             known = await _learnt(catalog, world)
             catalog = _with_inferred(catalog, known)
             task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
             try:
                 await supervise(task, world, control, Patience(failures_max=failures_max))
-                break
             except RefusedDocument:
                 if await _learnt(catalog, world) == known:
                     raise
                 _log.info("%s: goes on with a wider schema", spec.name)
-    except StoppedEarly:
-        pass
-    except PenstockError as error:
-        run.error = error
-    except Exception as error:
-        # A mistake of ours in one task must not end the others.
-        _log.exception("%s: an unexpected error", spec.name)
-        run.error = Bug(
-            f"an unexpected error: {type(error).__name__}: {error}",
-            where=f"task {spec.name}",
-            fix="report it, with the log; the task goes on from its last transaction",
-        )
-    finally:
-        run.seconds += time.monotonic() - began
-        run.stopped = control.is_stopping()
-    return run
+            else:
+                return
+
+
+def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
+    """Return the error of a task for people: a mistake of ours in one must not end the others."""
+    if isinstance(error, PenstockError):
+        return error
+    _log.error("%s: an unexpected error", spec.name, exc_info=error)
+    return Bug(
+        f"an unexpected error: {type(error).__name__}: {error}",
+        where=f"task {spec.name}",
+        fix="report it, with the log; the task goes on from its last transaction",
+    )
 
 
 async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
@@ -323,7 +331,9 @@ async def _built(
             if not is_transient(error) or failures == failures_max:
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
-            await asyncio.sleep(min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX))
+            wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
+            control.on_failure(error, wait_s)
+            await asyncio.sleep(wait_s)
 
 
 async def build_stoppably(

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -42,6 +43,9 @@ _SHORT_YOUNG = "-Xmn128m"
 later."""
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_POOLS = Path(__file__).with_name("fairscheduler.xml")
+
+_starting = threading.Lock()
 
 _FIXED: Mapping[str, str] = {
     # Member names of JSON documents are case-sensitive, and arithmetic never wraps or yields NULL.
@@ -62,6 +66,7 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": _POOLS.as_uri(),
     # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
     "spark.sql.shuffle.partitions": "8",
     # What a task scans it may have to sort: much smaller tasks cost time, larger ones memory.
@@ -95,7 +100,15 @@ class EngineOptions:
 
 
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
-    """Build the process's SparkSession, or return the one it already has."""
+    """Build the process's SparkSession, or return the one it already has.
+
+    Several threads may ask at once: tasks that all begin with something to read.
+    """
+    with _starting:
+        return _open_spark(options)
+
+
+def _open_spark(options: EngineOptions | None) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

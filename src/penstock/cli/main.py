@@ -29,6 +29,7 @@ from penstock.cli import (
     shuffle,
     task,
     test,
+    up,
     verify,
 )
 from penstock.cli.frame import register, stdout
@@ -72,6 +73,7 @@ register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)
 register(app, run.run)
+register(app, up.up)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)

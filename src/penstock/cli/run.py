@@ -1,4 +1,4 @@
-"""`penstock run`: run tasks until everything that is there now has been processed, or for ever."""
+"""`penstock run`: run tasks until everything that is there now has been processed."""
 
 from __future__ import annotations
 
@@ -47,9 +47,13 @@ def run(
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
-    follow: Annotated[
+    take_over: Annotated[
         bool,
-        typer.Option("--follow", help="Go on with what comes, until Ctrl-C or the timeout."),
+        typer.Option(
+            "--take-over",
+            help="Also run tasks that a penstock up runs, which takes them back half a minute "
+            "after this has ended.",
+        ),
     ] = False,
     install: Annotated[
         bool,
@@ -63,8 +67,8 @@ def run(
     and once, also if this process is killed in between: run it again, and it goes on where it was.
     One task that fails does not stop another; the exit code is 1 then.
 
-    With --follow, all tasks run at once and go on with whatever comes: captures that serve or
-    watch something need that.
+    To go on with whatever comes, use penstock up; captures that serve or watch something need that.
+    While that runs, it processes what is there, and its tasks are not run here.
 
     Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
     a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
@@ -73,7 +77,7 @@ def run(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    stops.run(_run(settings, task or (), shards, limit_s, follow=follow, install=install))
+    stops.run(_run(settings, task or (), shards, limit_s, take_over=take_over, install=install))
 
 
 def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
@@ -108,21 +112,28 @@ async def _run(
     shards: int | None,
     limit_s: float | None,
     *,
-    follow: bool,
+    take_over: bool,
     install: bool,
 ) -> None:
-    from penstock.batch import StopHandle, open_world, run_always, run_graph, tasks_to_run
+    from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
+    from penstock.deployment import refuse_beside_up
+    from penstock.runtime.kinds import shards_of
+    from penstock.scope import DomainThreads
 
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(DomainThreads())
     until = None if limit_s is None else loop.time() + limit_s
     async with contextlib.AsyncExitStack() as stack:
         async with _answering(settings, until, limit_s):
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
-            world = await open_world(settings, store, ends=not follow)
+            if not take_over:
+                led = [spec.name for spec in specs if not shards_of(spec).disable]
+                refuse_beside_up(settings, led)
+            world = await open_world(settings, store, ends=True)
         if install:
-            await _install(catalog)
+            await install_imports(catalog)
         handle = StopHandle()
 
         def stop() -> None:
@@ -131,9 +142,8 @@ async def _run(
             handle.stop()
 
         with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
-            run_all = run_always if follow else run_graph
             running = asyncio.create_task(
-                run_all(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
+                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
             )
             left_s = None if until is None else max(0.0, until - loop.time())
             _, late = await asyncio.wait([running], timeout=left_s)
@@ -149,7 +159,8 @@ async def _run(
         raise typer.Exit(1)
 
 
-async def _install(catalog: Catalog) -> None:
+async def install_imports(catalog: Catalog) -> None:
+    """Install the packages that derivations import."""
     from penstock.runtime.derive.languages import install_packages
 
     stderr.print("installing the packages that derivations import")

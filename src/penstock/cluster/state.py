@@ -25,22 +25,11 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from penstock.model.domain import Domain, domain_of
 from penstock.runtime.ops import TaskKindName
 
 DROPPED_MAX: Final = 10_000
 """Dropped objects that are remembered, to tell a late command from one about nothing."""
-
-
-class Domain(enum.StrEnum):
-    """The two halves of what a cluster runs."""
-
-    STORAGE = "storage"
-    COMPUTE = "compute"
-
-
-def domain_of(kind: TaskKindName) -> Domain:
-    """Return the domain that runs tasks of a kind."""
-    return Domain.COMPUTE if kind == "derivation" else Domain.STORAGE
 
 
 def object_id(kind: TaskKindName, name: str) -> str:

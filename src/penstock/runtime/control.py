@@ -67,6 +67,8 @@ class Control:
     """Called with the state patches of each committed transaction."""
     on_document: Callable[[str, str], None] = lambda _, __: None
     """Called by a preview, with a collection and the JSON of a document that it would get."""
+    on_failure: Callable[[PenstockError, float], None] = lambda _, __: None
+    """Called when a session has failed for now, with the seconds until there is another."""
     waits: Waits = field(default_factory=Waits)
     nothing_to_finish: bool = True
     """True while a first stop may end the work at once."""

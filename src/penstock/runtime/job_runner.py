@@ -29,6 +29,7 @@ from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.state import JournalState
 from penstock.runtime import refusals
 from penstock.runtime.waiting import INTERRUPT_S, Look, Waits, ignore_result, in_thread
+from penstock.scope import spark_scope
 from penstock.shuffle.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -168,9 +169,8 @@ class JobRunner:
         group = f"{self._task}/{self._epoch}/{time.monotonic_ns()}"
 
         def grouped() -> T:
-            context.setJobGroup(group, f"transaction of {self._task}", interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", self._task)
-            return call()
+            with spark_scope(context, group=group, description=f"transaction of {self._task}"):
+                return call()
 
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
         try:

@@ -20,6 +20,7 @@ from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.derive import build as derive
 from penstock.runtime.materialize import build as materialize
+from penstock.runtime.ops import TaskKindName
 from penstock.runtime.session import RunnableTask
 
 TaskSpec: TypeAlias = CaptureSpec | CollectionSpec | MaterializationSpec
@@ -37,6 +38,13 @@ class Connect:
 def runnable_tasks(catalog: Catalog) -> list[TaskSpec]:
     """Return the tasks of a catalog that can be run, disabled ones too."""
     return [*catalog.captures, *catalog.derivations, *catalog.materializations]
+
+
+def kind_of(spec: TaskSpec) -> TaskKindName:
+    """Return the kind of a task."""
+    if isinstance(spec, CaptureSpec):
+        return "capture"
+    return "materialization" if isinstance(spec, MaterializationSpec) else "derivation"
 
 
 def shards_of(spec: TaskSpec) -> Shards:

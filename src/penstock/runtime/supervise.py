@@ -85,6 +85,7 @@ async def _supervised(
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
                 _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
+                control.on_failure(error, wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
 

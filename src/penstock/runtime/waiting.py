@@ -41,12 +41,17 @@ class Waits:
     """The things that a task waits for now. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._reported: set[object] = set()
+        self._reported: dict[object, str] = {}
 
     @property
     def reported(self) -> bool:
         """True if the task waits for something that others have to do, and has logged it."""
         return bool(self._reported)
+
+    @property
+    def longest(self) -> str | None:
+        """What it waits for, of that the wait that was reported first."""
+        return next(iter(self._reported.values()), None)
 
     @contextlib.contextmanager
     def on(self, task: str, what: str, look: Look | None = None) -> Iterator[None]:
@@ -77,16 +82,16 @@ class Waits:
                     with contextlib.suppress(Exception):
                         found = await in_thread(look)
                 if found is None:
-                    self._reported.discard(wait)
+                    self._reported.pop(wait, None)
                     next_s = waited_s + REPORT_S
                 else:
-                    self._reported.add(wait)
+                    self._reported[wait] = found
                     _log.warning("%s waits for %s, for %.0f s now", task, found, waited_s)
                     next_s = waited_s * 2
                 await asyncio.sleep(next_s - waited_s)
                 waited_s = next_s
         finally:
-            self._reported.discard(wait)
+            self._reported.pop(wait, None)
 
 
 def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:
