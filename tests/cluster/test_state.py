@@ -17,7 +17,6 @@ from penstock.cluster.state import (
     Command,
     Compact,
     Diff,
-    Domain,
     Open,
     Outcome,
     Put,
@@ -26,6 +25,7 @@ from penstock.cluster.state import (
     reconcile,
     step,
 )
+from penstock.model.domain import Domain
 from support.strategies_cluster import batches, commands, diffs, domains, histories
 
 MACHINE = ClusterMachine()

@@ -9,12 +9,12 @@ from penstock.cluster.state import (
     Command,
     Compact,
     Diff,
-    Domain,
     Open,
     Put,
     Reconcile,
     object_id,
 )
+from penstock.model.domain import Domain
 from penstock.runtime.ops import TASK_KINDS
 
 kinds = st.sampled_from(TASK_KINDS)

@@ -1,0 +1,193 @@
+"""Everything of a catalog in one process: captures from files over real stores, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import runner as cluster_runner
+from penstock.cluster.controller import SessionTaken
+from penstock.cluster.runner import Condition
+from penstock.consensus.statelog import StateLog, load
+from penstock.model.domain import Domain
+from penstock.runtime.recovery import RecoveryMachine, recovery_key
+from support.deployments import (
+    Deployment,
+    Running,
+    catalog_of,
+    deployed,
+    write_documents,
+)
+
+
+@pytest.fixture
+async def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Deployment]:
+    monkeypatch.chdir(tmp_path)
+    async with deployed(tmp_path) as deployment:
+        yield deployment
+
+
+def condition_of(running: Running, task: str) -> Condition | None:
+    status = running.of(task)
+    return None if status is None else status.condition
+
+
+async def epoch_of(here: Deployment, task: str) -> int:
+    return (await load(here.store, recovery_key(task), RecoveryMachine())).epoch
+
+
+async def test_everything_of_the_catalog_runs(here: Deployment) -> None:
+    for name in ("a", "b"):
+        write_documents(here.directory, name, range(10))
+    await here.apply(catalog_of("a", "b"))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 10)
+        await up.until_read("acme/b-files", 10)
+        write_documents(here.directory, "a", range(10, 15))
+        await up.until_read("acme/a-files", 15)
+        state = await here.state()
+    assert [each.dataflow_id for each in state.objects.values()] == [1, 2]
+    assert all(each.domain is Domain.STORAGE for each in state.objects.values())
+
+
+async def test_only_what_changed_restarts(here: Deployment) -> None:
+    for name in ("a", "b"):
+        write_documents(here.directory, name, range(3))
+    await here.apply(catalog_of("a", "b"))
+    async with here.up() as up:
+        for name in ("a", "b"):
+            await up.until_read(f"acme/{name}-files", 3)
+        epochs = [await epoch_of(here, f"acme/{name}-files") for name in ("a", "b")]
+        ids = [each.dataflow_id for each in (await here.state()).objects.values()]
+
+        await here.apply(catalog_of("a", "b", "c", b={"interval": "2s"}))
+        write_documents(here.directory, "c", range(3))
+        await up.until_read("acme/c-files", 3)
+        write_documents(here.directory, "b", range(3, 5))
+        await up.until_read("acme/b-files", 5)  # counted over both
+        objects = (await here.state()).objects
+        assert [each.dataflow_id for each in objects.values()] == [ids[0], 3, 4]
+        assert up.unified.statuses[0].dataflow_id == ids[0]
+        assert await epoch_of(here, "acme/a-files") == epochs[0]  # its session goes on
+        assert await epoch_of(here, "acme/b-files") > epochs[1]
+
+        await here.apply(catalog_of("a", b={}))
+        await up.until(lambda: [s.task for s in up.unified.statuses] == ["acme/a-files"])
+        assert await epoch_of(here, "acme/a-files") == epochs[0]
+
+
+async def test_a_task_that_is_disabled_stops_and_one_that_is_enabled_goes_on(
+    here: Deployment,
+) -> None:
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a"))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 3)
+        await here.apply(catalog_of("a", a={"shards": {"disable": True}}))
+        await up.until(lambda: not up.unified.statuses)
+        write_documents(here.directory, "a", range(3, 5))
+        await here.apply(catalog_of("a"))
+        await up.until_read("acme/a-files", 2)  # and not those from before once more
+        status = up.of("acme/a-files")
+        assert status is not None
+        assert status.documents == 2
+        assert status.dataflow_id == 2  # an id is never given twice
+
+
+async def test_a_bad_task_stops_no_other_and_is_tried_again(
+    here: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_runner, "AGAIN_S_MAX", 0.2)
+    write_documents(here.directory, "good", range(3))
+    bad = here.directory / "data" / "bad"
+    bad.mkdir(parents=True)
+    (bad / "1.jsonl").write_text('{"id": "not a number"}\n')
+    await here.apply(catalog_of("bad", "good"))
+    async with here.up() as up:
+        await up.until(lambda: condition_of(up, "acme/bad-files") is Condition.FAILED)
+        await up.until_read("acme/good-files", 3)
+        status = up.of("acme/bad-files")
+        assert status is not None
+        assert status.error is not None
+        assert "refused" in status.error.what or "fit" in str(status.error)
+        objects = (await here.state()).objects
+
+        (bad / "1.jsonl").unlink()  # corrected elsewhere, without a word to anybody
+        write_documents(here.directory, "bad", [1])
+        await up.until_read("acme/bad-files", 1)
+        assert condition_of(up, "acme/bad-files") is Condition.RUNNING
+        assert (await here.state()).objects == objects  # trying again gives no id
+
+
+async def test_a_restarted_process_goes_on_with_the_same_ids(here: Deployment) -> None:
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a", "b"))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 3)
+        before = await here.state()
+    write_documents(here.directory, "a", range(3, 4))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 1)
+        after = await here.state()
+        status = up.of("acme/a-files")
+        assert status is not None
+        assert status.documents == 1
+    assert after.objects == before.objects
+    assert after.next_id == before.next_id
+    assert after.epoch_of(Domain.STORAGE) == before.epoch_of(Domain.STORAGE) + 1
+
+
+async def test_what_was_deleted_while_nothing_ran_is_not_started(here: Deployment) -> None:
+    await here.apply(catalog_of("a", "b"))
+    async with here.up() as up:
+        await up.until(lambda: len(up.unified.statuses) == 2)
+    await here.apply(catalog_of("b"))
+    epoch = await epoch_of(here, "acme/a-files")
+    async with here.up() as up:
+        await up.until(lambda: bool(up.unified.statuses))
+        assert [each.task for each in up.unified.statuses] == ["acme/b-files"]
+    assert await epoch_of(here, "acme/a-files") == epoch
+
+
+async def test_the_newest_process_takes_over_and_the_older_one_ends(here: Deployment) -> None:
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a"))
+    with pytest.raises(SessionTaken, match="another process runs this deployment"):
+        async with here.up() as older:
+            await older.until_read("acme/a-files", 3)
+            async with here.up() as newer:
+                with pytest.raises(SessionTaken):
+                    await asyncio.wait_for(asyncio.shield(older.task), 60)
+                write_documents(here.directory, "a", range(3, 5))
+                await newer.until_read("acme/a-files", 2)
+
+
+async def test_a_task_that_another_process_leads_is_taken_back_when_that_is_quiet(
+    here: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_runner, "QUIET_S", 0.5)
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a", "b"))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 3)
+        await StateLog.lead(here.store, recovery_key("acme/a-files"), RecoveryMachine())
+        write_documents(here.directory, "a", range(3, 5))
+        await up.until(lambda: condition_of(up, "acme/a-files") is Condition.ELSEWHERE)
+        await up.until_read("acme/a-files", 5)
+        assert condition_of(up, "acme/b-files") is Condition.RUNNING
+
+
+async def test_applying_the_same_catalog_again_changes_nothing(here: Deployment) -> None:
+    await here.apply(catalog_of("a"))
+    async with here.up() as up:
+        await up.until(lambda: condition_of(up, "acme/a-files") is Condition.RUNNING)
+        state = await here.state()
+        moved = catalog_of("a")
+        moved["collections"]["acme/unrelated"] = moved["collections"]["acme/a"]
+        await here.apply(json.loads(json.dumps(moved)))  # another version, the same tasks
+        await asyncio.sleep(0.5)
+        assert await here.state() == state
