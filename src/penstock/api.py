@@ -42,6 +42,7 @@ from penstock.journal.schemas import Schemas
 from penstock.journal.selector import LabelSelector
 from penstock.model.spec import CollectionSpec
 from penstock.settings import Settings
+from penstock.status import TaskStatus, statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,6 +138,14 @@ class Penstock:
         task that fails does not stop another: all are run, and then the first error is raised.
         """
         return self._thread.run(self._run(tasks, shards))
+
+    def status(self) -> tuple[TaskStatus, ...]:
+        """What every task of the catalog does, wherever it runs; and why it waits, if it does."""
+
+        async def look() -> tuple[TaskStatus, ...]:
+            return tuple(await statuses(self._store, await desired.load(self._store)))
+
+        return self._thread.run(look())
 
     def read(
         self,

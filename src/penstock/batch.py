@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -23,22 +24,28 @@ from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
 from penstock.model.observed import Observed
-from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint, Frozen
+from penstock.model.spec import Catalog, CollectionSpec, Endpoint, Frozen, MaterializationSpec
+from penstock.runtime import requests
+from penstock.runtime.awaited import ENDPOINT, STORE, Awaited
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
+from penstock.runtime.diagnosis import time_text
 from penstock.runtime.graph import Stage, TaskNode, stages
 from penstock.runtime.kinds import (
     Connect,
     TaskSpec,
     build_task,
+    does_nothing,
+    kind_of,
     reads_of,
     runnable_tasks,
     shards_of,
     writes_of,
 )
 from penstock.runtime.refusals import RefusedDocument
+from penstock.runtime.reports import reporting
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
@@ -129,10 +136,8 @@ def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
 
 
 def _does_nothing(spec: TaskSpec) -> bool:
-    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
-    if isinstance(spec, CaptureSpec):
-        return not writes_of(spec)
-    return isinstance(spec, CollectionSpec) and not reads_of(spec)
+    """True for what `check` warns of. A materialization says so itself when it is run."""
+    return does_nothing(spec) and not isinstance(spec, MaterializationSpec)
 
 
 def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
@@ -209,8 +214,10 @@ async def run_graph(
             first_round = False
             revision = await current_revision(store)
 
+    for spec in specs:
+        world.introspection.task(kind_of(spec), spec.name)  # it waits for its turn
     running: list[asyncio.Task[None]] = []
-    async with asyncio.TaskGroup() as group:
+    async with reporting(store, world.introspection), asyncio.TaskGroup() as group:
         for stage in graph:  # upstream stages come first, so those that it waits for are there
             running.append(group.create_task(run_stage(stage)))  # noqa: PERF401
     return runs
@@ -226,12 +233,9 @@ async def run_always(
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
 ) -> list[TaskRun]:
     """Run tasks, all at once, until they are stopped. One that fails stops no other."""
-    return await asyncio.gather(
-        *(
-            run_until(catalog, spec, world, None, shards=shards, stop=stop, on_progress=on_progress)
-            for spec in specs
-        )
-    )
+    always = functools.partial(run_until, shards=shards, stop=stop, on_progress=on_progress)
+    async with reporting(world.planner.journals.store, world.introspection):
+        return await asyncio.gather(*(always(catalog, spec, world, None) for spec in specs))
 
 
 async def run_until(
@@ -247,20 +251,44 @@ async def run_until(
 ) -> TaskRun:
     """Run a task until it has stored what was committed up to `revision`; until a stop, if None.
 
-    Its errors are part of what became of it, and are not raised. `run` is added to, if given.
+    A task that `penstock task stop` keeps from running is left alone, with a word; if it is to run
+    for ever, it goes on when it may. Its errors are part of what became of it, and are not raised.
+    `run` is added to, if given.
     """
     run = run or TaskRun(task=spec.name)
+    while True:
 
-    def progressed(progress: TransactionSummary) -> None:
-        run.add(progress)
-        on_progress(run, progress)
+        def progressed(progress: TransactionSummary) -> None:
+            run.add(progress)
+            on_progress(run, progress)
 
-    control = Control(until_revision=revision, on_progress=progressed)
-    if stop is not None:
-        stop.add(control)
+        control = Control(
+            until_revision=revision,
+            on_progress=progressed,
+            activity=world.introspection.task(kind_of(spec), spec.name),
+        )
+        if stop is not None:
+            stop.add(control)
+        await _run_once(catalog, spec, world, control, run, shards)
+        stopped = stop is not None and stop.stopping
+        if revision is not None or run.error or stopped or not control.kept_from_running:
+            return run
+
+
+async def _run_once(
+    catalog: Catalog,
+    spec: TaskSpec,
+    world: World,
+    control: Control,
+    run: TaskRun,
+    shards: int | None,
+) -> None:
     began = time.monotonic()
     try:
-        failures_max = None if revision is None else FAILURES_MAX
+        failures_max = None if control.until_revision is None else FAILURES_MAX
+        if not await control.stoppable(_may_run(spec, world, control)):
+            return
+        control.activity.starts()
         while True:
             known = await _learnt(catalog, world)
             catalog = _with_inferred(catalog, known)
@@ -285,9 +313,32 @@ async def run_until(
             fix="report it, with the log; the task goes on from its last transaction",
         )
     finally:
+        if run.error is not None:
+            control.activity.fails(run.error, retry_in_s=None)
+        control.activity.ends()
         run.seconds += time.monotonic() - began
         run.stopped = control.is_stopping()
-    return run
+
+
+async def _may_run(spec: TaskSpec, world: World, control: Control) -> bool:
+    """False if somebody keeps the task from running; one that runs for ever waits until it may."""
+    store = world.planner.journals.store
+    with control.waits.on(spec.name, STORE):
+        since = await requests.stopped_since(store, spec.name)
+    if since is None:
+        return True
+    control.activity.ends()
+    _log.warning(
+        "%s: not run: it was stopped at %s; penstock task start %s lets it run",
+        spec.name,
+        time_text(since),
+        spec.name,
+    )
+    if control.until_revision is None:
+        await requests.until_started(store, spec.name)
+        return True
+    control.stop_for_now()
+    return False
 
 
 async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
@@ -323,7 +374,10 @@ async def _built(
             if not is_transient(error) or failures == failures_max:
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
-            await asyncio.sleep(min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX))
+            wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
+            control.activity.fails(error, count=failures, retry_in_s=wait_s)
+            await asyncio.sleep(wait_s)
+            control.activity.starts()
 
 
 async def build_stoppably(
@@ -352,11 +406,12 @@ async def build_stoppably(
         for each in made:
             each.interrupt()
 
-    def look() -> str | None:
-        return next(filter(None, (each.waits_for() for each in made)), None)
+    def look() -> Awaited | None:
+        found = next(filter(None, (each.waits_for() for each in made)), None)
+        return None if found is None else Awaited(found, ENDPOINT.fix)
 
     connect = Connect(capture, materialization)
-    with control.waits.on(spec.name, "its endpoint", look):
+    with control.waits.on(spec.name, ENDPOINT, look):
         return await interruptible(
             lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt
         )

@@ -27,6 +27,7 @@ from penstock.cli import (
     read,
     run,
     shuffle,
+    status,
     task,
     test,
     verify,
@@ -72,6 +73,7 @@ register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)
 register(app, run.run)
+register(app, status.status)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)
@@ -86,8 +88,11 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Control running tasks.", no_args_is_help=True)
+tasks = typer.Typer(name="task", help="Stop, start and delete tasks.", no_args_is_help=True)
 register(tasks, task.close_now)
+register(tasks, task.stop)
+register(tasks, task.start)
+register(tasks, task.delete)
 app.add_typer(tasks)
 
 connectors = typer.Typer(
