@@ -43,6 +43,7 @@ from penstock.journal.selector import LabelSelector
 from penstock.model.spec import CollectionSpec
 from penstock.runtime.kinds import shards_of
 from penstock.settings import Settings
+from penstock.status import TaskStatus, statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,6 +139,14 @@ class Penstock:
         task that fails does not stop another: all are run, and then the first error is raised.
         """
         return self._thread.run(self._run(tasks, shards))
+
+    def status(self) -> tuple[TaskStatus, ...]:
+        """What every task of the catalog does, wherever it runs; and why it waits, if it does."""
+
+        async def look() -> tuple[TaskStatus, ...]:
+            return tuple(await statuses(self._store, await desired.load(self._store)))
+
+        return self._thread.run(look())
 
     def read(
         self,

@@ -24,16 +24,20 @@ from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
 from penstock.model.domain import domain_of
 from penstock.model.observed import Observed
-from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint, Frozen
+from penstock.model.spec import Catalog, CollectionSpec, Endpoint, Frozen, MaterializationSpec
+from penstock.runtime import requests
+from penstock.runtime.awaited import ENDPOINT, STORE, Awaited
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
+from penstock.runtime.diagnosis import time_text
 from penstock.runtime.graph import Stage, TaskNode, stages
 from penstock.runtime.kinds import (
     Connect,
     TaskSpec,
     build_task,
+    does_nothing,
     kind_of,
     reads_of,
     runnable_tasks,
@@ -41,6 +45,7 @@ from penstock.runtime.kinds import (
     writes_of,
 )
 from penstock.runtime.refusals import RefusedDocument
+from penstock.runtime.reports import reporting
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
@@ -132,10 +137,8 @@ def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
 
 
 def _does_nothing(spec: TaskSpec) -> bool:
-    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
-    if isinstance(spec, CaptureSpec):
-        return not writes_of(spec)
-    return isinstance(spec, CollectionSpec) and not reads_of(spec)
+    """True for what `check` warns of. A materialization says so itself when it is run."""
+    return does_nothing(spec) and not isinstance(spec, MaterializationSpec)
 
 
 def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
@@ -212,8 +215,10 @@ async def run_graph(
             first_round = False
             revision = await current_revision(store)
 
+    for spec in specs:
+        world.introspection.task(kind_of(spec), spec.name)  # it waits for its turn
     running: list[asyncio.Task[None]] = []
-    async with asyncio.TaskGroup() as group:
+    async with reporting(store, world.introspection), asyncio.TaskGroup() as group:
         for stage in graph:  # upstream stages come first, so those that it waits for are there
             running.append(group.create_task(run_stage(stage)))  # noqa: PERF401
     return runs
@@ -223,16 +228,17 @@ async def run_until(
     catalog: Catalog,
     spec: TaskSpec,
     world: World,
-    revision: int | None,
+    revision: int,
     *,
     shards: int | None = None,
     stop: StopHandle | None = None,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
     run: TaskRun | None = None,
 ) -> TaskRun:
-    """Run a task until it has stored what was committed up to `revision`; until a stop, if None.
+    """Run a task until it has stored what was committed up to `revision`.
 
-    Its errors are part of what became of it, and are not raised. `run` is added to, if given.
+    A task that `penstock task stop` keeps from running is left alone, with a word. Its errors are
+    part of what became of it, and are not raised. `run` is added to, if given.
     """
     run = run or TaskRun(task=spec.name)
 
@@ -240,18 +246,24 @@ async def run_until(
         run.add(progress)
         on_progress(run, progress)
 
-    control = Control(until_revision=revision, on_progress=progressed)
+    control = Control(
+        until_revision=revision,
+        on_progress=progressed,
+        activity=world.introspection.task(kind_of(spec), spec.name),
+    )
     if stop is not None:
         stop.add(control)
     began = time.monotonic()
-    failures_max = None if revision is None else FAILURES_MAX
     try:
-        await keep_running(catalog, spec, world, control, shards=shards, failures_max=failures_max)
+        await keep_running(catalog, spec, world, control, shards=shards, failures_max=FAILURES_MAX)
     except StoppedEarly:
         pass
     except Exception as error:
         run.error = what_went_wrong(spec, error)
     finally:
+        if run.error is not None:
+            control.activity.fails(run.error, retry_in_s=None)
+        control.activity.ends()
         run.seconds += time.monotonic() - began
         run.stopped = control.is_stopping()
     return run
@@ -272,6 +284,9 @@ async def keep_running(
     `failures_max` failures in a row are too many, of those that may mend themselves.
     """
     with working_for(Work(domain_of(kind_of(spec)), dataflow_id)):
+        if not await control.stoppable(_may_run(spec, world, control)):
+            return
+        control.activity.starts()
         while True:
             known = await _learnt(catalog, world)
             catalog = _with_inferred(catalog, known)
@@ -296,6 +311,27 @@ def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
         where=f"task {spec.name}",
         fix="report it, with the log; the task goes on from its last transaction",
     )
+
+
+async def _may_run(spec: TaskSpec, world: World, control: Control) -> bool:
+    """False if somebody keeps the task from running; one that runs for ever waits until it may."""
+    store = world.planner.journals.store
+    with control.waits.on(spec.name, STORE):
+        since = await requests.stopped_since(store, spec.name)
+    if since is None:
+        return True
+    control.activity.ends()
+    _log.warning(
+        "%s: not run: it was stopped at %s; penstock task start %s lets it run",
+        spec.name,
+        time_text(since),
+        spec.name,
+    )
+    if control.until_revision is None:
+        await requests.until_started(store, spec.name)
+        return True
+    control.stop_for_now()
+    return False
 
 
 async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
@@ -332,8 +368,9 @@ async def _built(
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
             wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
-            control.on_failure(error, wait_s)
+            control.activity.fails(error, count=failures, retry_in_s=wait_s)
             await asyncio.sleep(wait_s)
+            control.activity.starts()
 
 
 async def build_stoppably(
@@ -362,11 +399,12 @@ async def build_stoppably(
         for each in made:
             each.interrupt()
 
-    def look() -> str | None:
-        return next(filter(None, (each.waits_for() for each in made)), None)
+    def look() -> Awaited | None:
+        found = next(filter(None, (each.waits_for() for each in made)), None)
+        return None if found is None else Awaited(found, ENDPOINT.fix)
 
     connect = Connect(capture, materialization)
-    with control.waits.on(spec.name, "its endpoint", look):
+    with control.waits.on(spec.name, ENDPOINT, look):
         return await interruptible(
             lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt
         )

@@ -11,13 +11,13 @@ import pytest
 
 from penstock.cluster import runner as cluster_runner
 from penstock.cluster.controller import SessionTaken
-from penstock.cluster.runner import Condition
+from penstock.cluster.unified import Unified
 from penstock.consensus.statelog import StateLog, load
 from penstock.model.domain import Domain
-from penstock.runtime.recovery import RecoveryMachine, recovery_key
+from penstock.runtime.recovery import RecoveryMachine, log_name, recovery_key
 from support.deployments import (
+    SOON_S,
     Deployment,
-    Running,
     catalog_of,
     deployed,
     write_documents,
@@ -31,13 +31,12 @@ async def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield deployment
 
 
-def condition_of(running: Running, task: str) -> Condition | None:
-    status = running.of(task)
-    return None if status is None else status.condition
+def key_of(task: str) -> str:
+    return recovery_key(log_name("capture", task))
 
 
 async def epoch_of(here: Deployment, task: str) -> int:
-    return (await load(here.store, recovery_key(task), RecoveryMachine())).epoch
+    return (await load(here.store, key_of(task), RecoveryMachine())).epoch
 
 
 async def test_everything_of_the_catalog_runs(here: Deployment) -> None:
@@ -71,12 +70,11 @@ async def test_only_what_changed_restarts(here: Deployment) -> None:
         await up.until_read("acme/b-files", 5)  # counted over both
         objects = (await here.state()).objects
         assert [each.dataflow_id for each in objects.values()] == [ids[0], 3, 4]
-        assert up.unified.statuses[0].dataflow_id == ids[0]
         assert await epoch_of(here, "acme/a-files") == epochs[0]  # its session goes on
         assert await epoch_of(here, "acme/b-files") > epochs[1]
 
         await here.apply(catalog_of("a", b={}))
-        await up.until(lambda: [s.task for s in up.unified.statuses] == ["acme/a-files"])
+        await up.until(lambda: up.tasks == ["acme/a-files"])
         assert await epoch_of(here, "acme/a-files") == epochs[0]
 
 
@@ -88,14 +86,14 @@ async def test_a_task_that_is_disabled_stops_and_one_that_is_enabled_goes_on(
     async with here.up() as up:
         await up.until_read("acme/a-files", 3)
         await here.apply(catalog_of("a", a={"shards": {"disable": True}}))
-        await up.until(lambda: not up.unified.statuses)
+        await up.until(lambda: not up.tasks)
         write_documents(here.directory, "a", range(3, 5))
         await here.apply(catalog_of("a"))
         await up.until_read("acme/a-files", 2)  # and not those from before once more
         status = up.of("acme/a-files")
         assert status is not None
         assert status.documents == 2
-        assert status.dataflow_id == 2  # an id is never given twice
+        assert (await here.state()).objects["capture/acme/a-files"].dataflow_id == 2
 
 
 async def test_a_bad_task_stops_no_other_and_is_tried_again(
@@ -108,18 +106,18 @@ async def test_a_bad_task_stops_no_other_and_is_tried_again(
     (bad / "1.jsonl").write_text('{"id": "not a number"}\n')
     await here.apply(catalog_of("bad", "good"))
     async with here.up() as up:
-        await up.until(lambda: condition_of(up, "acme/bad-files") is Condition.FAILED)
+        await up.until(lambda: up.doing("acme/bad-files") == "retrying")
         await up.until_read("acme/good-files", 3)
         status = up.of("acme/bad-files")
         assert status is not None
-        assert status.error is not None
-        assert "refused" in status.error.what or "fit" in str(status.error)
+        assert status.failure is not None
+        assert "not a number" in str(status.failure)
         objects = (await here.state()).objects
 
         (bad / "1.jsonl").unlink()  # corrected elsewhere, without a word to anybody
         write_documents(here.directory, "bad", [1])
         await up.until_read("acme/bad-files", 1)
-        assert condition_of(up, "acme/bad-files") is Condition.RUNNING
+        assert up.of("acme/bad-files").failure is None  # type: ignore[union-attr]
         assert (await here.state()).objects == objects  # trying again gives no id
 
 
@@ -144,26 +142,26 @@ async def test_a_restarted_process_goes_on_with_the_same_ids(here: Deployment) -
 async def test_what_was_deleted_while_nothing_ran_is_not_started(here: Deployment) -> None:
     await here.apply(catalog_of("a", "b"))
     async with here.up() as up:
-        await up.until(lambda: len(up.unified.statuses) == 2)
+        await up.until(lambda: len(up.tasks) == 2)
     await here.apply(catalog_of("b"))
     epoch = await epoch_of(here, "acme/a-files")
     async with here.up() as up:
-        await up.until(lambda: bool(up.unified.statuses))
-        assert [each.task for each in up.unified.statuses] == ["acme/b-files"]
+        await up.until(lambda: bool(up.tasks))
+        assert up.tasks == ["acme/b-files"]
     assert await epoch_of(here, "acme/a-files") == epoch
 
 
 async def test_the_newest_process_takes_over_and_the_older_one_ends(here: Deployment) -> None:
     write_documents(here.directory, "a", range(3))
     await here.apply(catalog_of("a"))
-    with pytest.raises(SessionTaken, match="another process runs this deployment"):
-        async with here.up() as older:
-            await older.until_read("acme/a-files", 3)
-            async with here.up() as newer:
-                with pytest.raises(SessionTaken):
-                    await asyncio.wait_for(asyncio.shield(older.task), 60)
-                write_documents(here.directory, "a", range(3, 5))
-                await newer.until_read("acme/a-files", 2)
+    older = Unified(await here.world())
+    runs = asyncio.create_task(older.run())
+    async with here.up() as newer:
+        with pytest.raises(SessionTaken, match="another process runs this deployment"):
+            await asyncio.wait_for(runs, SOON_S)
+        write_documents(here.directory, "a", range(3, 5))
+        await newer.until_read("acme/a-files", 2)
+        assert newer.doing("acme/a-files") == "running"
 
 
 async def test_a_task_that_another_process_leads_is_taken_back_when_that_is_quiet(
@@ -171,20 +169,22 @@ async def test_a_task_that_another_process_leads_is_taken_back_when_that_is_quie
 ) -> None:
     monkeypatch.setattr(cluster_runner, "QUIET_S", 0.5)
     write_documents(here.directory, "a", range(3))
+    write_documents(here.directory, "b", range(3))
     await here.apply(catalog_of("a", "b"))
     async with here.up() as up:
         await up.until_read("acme/a-files", 3)
-        await StateLog.lead(here.store, recovery_key("acme/a-files"), RecoveryMachine())
+        await up.until_read("acme/b-files", 3)
+        await StateLog.lead(here.store, key_of("acme/a-files"), RecoveryMachine())
         write_documents(here.directory, "a", range(3, 5))
-        await up.until(lambda: condition_of(up, "acme/a-files") is Condition.ELSEWHERE)
+        await up.until(lambda: up.doing("acme/a-files") == "retrying")
         await up.until_read("acme/a-files", 5)
-        assert condition_of(up, "acme/b-files") is Condition.RUNNING
+        assert up.doing("acme/b-files") == "running"
 
 
 async def test_applying_the_same_catalog_again_changes_nothing(here: Deployment) -> None:
     await here.apply(catalog_of("a"))
     async with here.up() as up:
-        await up.until(lambda: condition_of(up, "acme/a-files") is Condition.RUNNING)
+        await up.until(lambda: up.doing("acme/a-files") == "running")
         state = await here.state()
         moved = catalog_of("a")
         moved["collections"]["acme/unrelated"] = moved["collections"]["acme/a"]

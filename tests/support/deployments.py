@@ -7,20 +7,20 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.batch import open_world
 from penstock.catalog import desired
 from penstock.catalog.build import build_valid
-from penstock.cluster.runner import TaskStatus
 from penstock.cluster.state import ClusterMachine, ClusterState, log_key
 from penstock.cluster.unified import MAIN, Unified
 from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
 from penstock.consensus.statelog import load
 from penstock.consensus.store import Consensus
+from penstock.runtime.introspection import TaskReport
 from penstock.runtime.session import World
 from penstock.settings import Settings, sqlite_url
 
@@ -37,7 +37,7 @@ EVENTS: dict[str, Any] = {
 }
 
 
-def capture(name: str, **options: Any) -> dict[str, Any]:
+def capture(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A capture of the files in the directory `name`, to a collection of its own."""
     config = {"path": f"data/{name}", "settle": 0}
     return {
@@ -50,7 +50,7 @@ def capture(name: str, **options: Any) -> dict[str, Any]:
 
 def catalog_of(*names: str, **changed: dict[str, Any]) -> dict[str, Any]:
     """A catalog with a capture of each name; `changed` has other options of some."""
-    tasks = {f"acme/{name}-files": capture(name, **changed.get(name, {})) for name in names}
+    tasks = {f"acme/{name}-files": capture(name, changed.get(name, {})) for name in names}
     return {"collections": {f"acme/{name}": EVENTS for name in names}, "captures": tasks}
 
 
@@ -109,15 +109,23 @@ class Running:
     unified: Unified
     task: asyncio.Task[None]
 
-    def of(self, task: str) -> TaskStatus | None:
-        return next((each for each in self.unified.statuses if each.task == task), None)
+    @property
+    def tasks(self) -> list[str]:
+        return [each.task for each in self.unified.reports]
+
+    def of(self, task: str) -> TaskReport | None:
+        return next((each for each in self.unified.reports if each.task == task), None)
+
+    def doing(self, task: str) -> str | None:
+        report = self.of(task)
+        return None if report is None else report.doing
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SOON_S
         while not is_so():
             if self.task.done():
                 self.task.result()
-            assert time.monotonic() < deadline, self.unified.statuses
+            assert time.monotonic() < deadline, self.unified.reports
             await asyncio.sleep(0.02)
 
     async def until_read(self, task: str, documents: int) -> None:

@@ -1,94 +1,92 @@
-"""The table of running tasks: how each is, as lines for a terminal of any size."""
+"""The table of running tasks: what each does, as lines for a terminal of any size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from penstock.cluster.runner import TaskStatus
+    from penstock.runtime.introspection import TaskReport
 
-_HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "PER S", "LAST COMMIT")
+_HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "DOCS/S", "COMMIT")
 _RIGHT: Final = frozenset({3, 4, 5})
 _TASK_MIN: Final = 12
-_TROUBLE: Final = ("failed", "elsewhere", "retrying", "waiting")
-_AGO: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_TROUBLE: Final = ("failed", "retrying", "waiting", "stopped")
 
 
-def lines_of(statuses: Sequence[TaskStatus], *, width: int, height: int, now: float) -> list[str]:
-    """Return the table: a line per task, and below it why it does not run, if it does not.
+class _Block(NamedTuple):
+    """A task's row, and the sentence below it, if it does not go on."""
 
-    Of more tasks than there is room for, those in trouble come first, then the latest to commit.
+    row: tuple[str, ...]
+    why: str
+    urgency: tuple[int, float]
+
+    @property
+    def height(self) -> int:
+        return 1 + bool(self.why)
+
+
+def lines_of(reports: Sequence[TaskReport], *, width: int, height: int, now: float) -> list[str]:
+    """Return the table: a line per task, and below it why it does not go on, if it does not.
+
+    Of more tasks than there is room for, those in trouble are shown, then the latest to commit.
     """
-    if not statuses:
+    if not reports:
         return ["no task runs: penstock apply a catalog that has some"]
-    blocks = [(each, _why(each)) for each in sorted(statuses, key=lambda each: each.task)]
-    room = max(height - 2, 4)
-    if sum(1 + bool(why) for _, why in blocks) > room:
-        blocks, left = _most_urgent(blocks, room - 1)
-    else:
-        left = 0
-    cells = [_cells(status, now) for status, _ in blocks]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *cells, strict=True)]
+    blocks = [_block(report, now) for report in sorted(reports, key=lambda each: each.task)]
+    room, left = max(height - 1, 4), 0
+    if sum(block.height for block in blocks) > room:
+        shown = _most_urgent(blocks, room - 1)
+        left = len(blocks) - len(shown)
+        blocks = shown
+    widths = [max(map(len, column)) for column in zip(_HEAD, *(b.row for b in blocks), strict=True)]
     others = sum(widths[1:]) + 2 * (len(widths) - 1)
     widths[0] = max(min(widths[0], width - others), _TASK_MIN)
     lines = [_line(_HEAD, widths)]
-    for (_, why), row in zip(blocks, cells, strict=True):
-        lines.append(_line(row, widths))
-        if why:
-            lines.append(f"  {why}")
+    for block in blocks:
+        lines.append(_line(block.row, widths))
+        if block.why:
+            lines.append(f"  {block.why}")
     if left:
-        lines.append(f"and {left:,} more")
+        lines.append(f"and {left:,} more: penstock status")
     return [_cut(line, width) for line in lines]
 
 
-def _most_urgent(
-    blocks: Sequence[tuple[TaskStatus, str]], room: int
-) -> tuple[list[tuple[TaskStatus, str]], int]:
-    def urgency(block: tuple[TaskStatus, str]) -> tuple[int, float]:
-        status = block[0]
-        word = status.condition.value
-        rank = _TROUBLE.index(word) if word in _TROUBLE else len(_TROUBLE)
-        return rank, -(status.committed_at or 0.0)
-
-    shown: list[tuple[TaskStatus, str]] = []
-    for block in sorted(blocks, key=urgency):
-        room -= 1 + bool(block[1])
+def _most_urgent(blocks: Sequence[_Block], room: int) -> list[_Block]:
+    shown: list[_Block] = []
+    for block in sorted(blocks, key=lambda each: each.urgency):
+        room -= block.height
         if room < 0:
             break
         shown.append(block)
-    return shown, len(blocks) - len(shown)
+    return shown
 
 
-def _cells(status: TaskStatus, now: float) -> tuple[str, ...]:
-    rate = status.rate(now)
-    return (
-        status.task,
-        status.kind,
-        status.condition.value,
-        f"{status.documents:,}",
-        f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.1f}",
-        "-" if status.committed_at is None else _ago(now - status.committed_at),
+def _block(report: TaskReport, now: float) -> _Block:
+    from penstock.runtime.diagnosis import Facts, ProcessFacts, diagnose, duration_text
+
+    here = ProcessFacts(name="this process", alive=True, beat=now)
+    facts = Facts(
+        task=report.task,
+        kind=report.kind,
+        stopped=report.since if report.doing == "ended" else None,
+        report=report,
+        process=here,
+        lag=None,
     )
-
-
-def _why(status: TaskStatus) -> str:
-    """Return why a task does not run, in one line."""
-    word, reason = status.condition.value, status.reason
-    if word in ("failed", "retrying") and status.error is not None:
-        said = " ".join(status.error.what.split())
-        why = f" ({' '.join(status.error.why.split())})" if status.error.why else ""
-        return f"{said}{why}" if reason is None else f"{reason}: {said}{why}"
-    if word == "waiting" and reason is not None:
-        return f"waits for {reason}"
-    return reason if word == "elsewhere" and reason is not None else ""
-
-
-def _ago(seconds: float) -> str:
-    for unit, letter in _AGO:
-        if seconds >= unit:
-            return f"{seconds // unit:.0f} {letter} ago"
-    return "now"
+    condition = diagnose(facts, now)
+    state, committed, rate = condition.state, report.committed, report.documents_rate
+    row = (
+        report.task,
+        report.kind,
+        state.value,
+        f"{report.documents:,}",
+        f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.1f}",
+        "-" if committed is None else f"{duration_text(now - committed)} ago",
+    )
+    rank = _TROUBLE.index(state.value) if state.value in _TROUBLE else len(_TROUBLE)
+    why = "" if state.goes_on else " ".join(condition.sentence.split())
+    return _Block(row, why, (rank, -(committed or 0.0)))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -27,6 +27,7 @@ from penstock.cli import (
     read,
     run,
     shuffle,
+    status,
     task,
     test,
     up,
@@ -74,6 +75,7 @@ register(app, append.append)
 register(app, read.read)
 register(app, run.run)
 register(app, up.up)
+register(app, status.status)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)
@@ -88,8 +90,11 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Control running tasks.", no_args_is_help=True)
+tasks = typer.Typer(name="task", help="Stop, start and delete tasks.", no_args_is_help=True)
 register(tasks, task.close_now)
+register(tasks, task.stop)
+register(tasks, task.start)
+register(tasks, task.delete)
 app.add_typer(tasks)
 
 connectors = typer.Typer(

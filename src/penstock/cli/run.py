@@ -18,12 +18,13 @@ from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
 from penstock.cli.tables import size_text
-from penstock.errors import Unavailable
+from penstock.errors import Unavailable, UserError
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.batch import TaskRun
+    from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
     from penstock.runtime.control import TransactionSummary
 
@@ -128,6 +129,7 @@ async def _run(
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
+            await _check_not_stopped(store, names)
             if not take_over:
                 led = [spec.name for spec in specs if not shards_of(spec).disable]
                 refuse_beside_up(settings, led)
@@ -157,6 +159,19 @@ async def _run(
             stops.ends_with(int(failed))  # whatever it was that did not answer
     if failed:
         raise typer.Exit(1)
+
+
+async def _check_not_stopped(store: Consensus, names: Sequence[str]) -> None:
+    """A task that is named must be allowed to run; of all tasks, others are left out."""
+    from penstock.runtime.diagnosis import time_text
+    from penstock.runtime.requests import stopped_since
+
+    for name in names:
+        if (since := await stopped_since(store, name)) is not None:
+            raise UserError(
+                f"{name} was stopped at {time_text(since)}, and is not run",
+                fix=f"let it run again: penstock task start {name}",
+            )
 
 
 async def install_imports(catalog: Catalog) -> None:

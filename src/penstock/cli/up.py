@@ -26,8 +26,8 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from penstock.cluster.runner import TaskStatus
     from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.introspection import TaskReport
     from penstock.runtime.session import World
 
 _REFRESH_S: Final = 0.5
@@ -89,13 +89,13 @@ async def _up(settings: Settings, *, install: bool) -> None:
         warming = asyncio.create_task(_start_spark(world), name="Spark")
         try:
             with (
-                _table(settings, lambda: unified.statuses, shown=shows_table),
+                _table(settings, lambda: unified.reports, shown=shows_table),
                 stops.finishing(stop),
             ):
                 await unified.run()
         finally:
             warming.cancel()
-            _print(unified.statuses, as_json=settings.json)
+            _print(unified.reports, as_json=settings.json)
         stops.ends_with(0)
 
 
@@ -107,13 +107,13 @@ async def _start_spark(world: World) -> None:
         await asyncio.to_thread(world.spark, 0)
 
 
-def _ignore(_: TaskStatus, __: TransactionSummary) -> None:
+def _ignore(_: TaskReport, __: TransactionSummary) -> None:
     """The table shows it."""
 
 
-def _print_transaction(status: TaskStatus, progress: TransactionSummary) -> None:
+def _print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
     stderr.print(
-        f"{status.task}: transaction {status.transactions}: {progress.documents:,} documents, "
+        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
         f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
         f"{progress.seconds:.2f} s",
         markup=False,
@@ -122,7 +122,7 @@ def _print_transaction(status: TaskStatus, progress: TransactionSummary) -> None
 
 @contextlib.contextmanager
 def _table(
-    settings: Settings, statuses: Callable[[], Sequence[TaskStatus]], *, shown: bool
+    settings: Settings, reports: Callable[[], Sequence[TaskReport]], *, shown: bool
 ) -> Iterator[None]:
     """Show the table while tasks run, with what is logged above it."""
     if not shown:
@@ -133,7 +133,7 @@ def _table(
 
     def render() -> Text:
         width, height = stderr.size
-        lines = lines_of(statuses(), width=width, height=height - 1, now=time.time())
+        lines = lines_of(reports(), width=width, height=height - 1, now=time.time())
         return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
     level = "debug" if settings.debug else settings.log_level
@@ -147,31 +147,32 @@ def _table(
             logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
 
 
-def _print(statuses: Sequence[TaskStatus], *, as_json: bool) -> None:
+def _print(reports: Sequence[TaskReport], *, as_json: bool) -> None:
     if as_json:
-        print_json({"tasks": [_json(status) for status in statuses]})
+        print_json({"tasks": [_json(report) for report in reports]})
         return
-    for status in statuses:
-        stdout.print(_line(status), markup=False)
+    for report in reports:
+        stdout.print(_line(report), markup=False)
 
 
-def _json(status: TaskStatus) -> dict[str, object]:
+def _json(report: TaskReport) -> dict[str, object]:
+    failure = report.failure
     return {
-        "task": status.task,
-        "kind": status.kind,
-        "state": status.condition.value,
-        "transactions": status.transactions,
-        "documents": status.documents,
-        "bytes": status.bytes,
-        "error": None if status.error is None else str(status.error),
+        "task": report.task,
+        "kind": report.kind,
+        "transactions": report.transactions,
+        "documents": report.documents,
+        "bytes": report.bytes,
+        "stored": report.stored,
+        "error": None if failure is None else failure.what,
     }
 
 
-def _line(status: TaskStatus) -> str:
+def _line(report: TaskReport) -> str:
     done = (
-        f"{status.documents:,} documents in {status.transactions} "
-        f"transaction{'s' if status.transactions != 1 else ''}, {size_text(status.bytes)} read"
-        if status.transactions
+        f"{report.documents:,} documents in {report.transactions} "
+        f"transaction{'s' if report.transactions != 1 else ''}, {size_text(report.bytes)} read"
+        if report.transactions
         else "nothing new"
     )
-    return f"{status.task}: {done}" + (f"\n{status.error}" if status.error else "")
+    return f"{report.task}: {done}" + (f"; {report.failure.what}" if report.failure else "")

@@ -7,16 +7,16 @@ an object that is gone is stopped. All else goes on untouched.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeAlias
 
-from penstock.cluster.runner import Runner, TaskStatus
+from penstock.cluster.runner import Runner
 from penstock.cluster.state import ClusterMachine, ClusterState, Object, log_key
 from penstock.consensus.statelog import follow
 from penstock.consensus.store import Consensus
+from penstock.runtime.introspection import TaskReport
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -39,15 +39,14 @@ class Follower:
         self._make_runner = make_runner
         self._on_move = on_move
         self._runners: dict[str, Runner] = {}
-        self._ending: dict[str, Runner] = {}
-        """The last runner of an object that was stopped, until it has ended."""
-        self._watching: set[asyncio.Task[None]] = set()
+        self._before: dict[str, Runner] = {}
+        """The last runner of an object that was stopped, and may not have ended."""
         self._stopping = False
 
     @property
-    def statuses(self) -> list[TaskStatus]:
-        """How each task is."""
-        return [runner.status for runner in self._runners.values()]
+    def reports(self) -> list[TaskReport]:
+        """What each task does."""
+        return [runner.report for runner in self._runners.values()]
 
     async def run(self) -> None:
         """Follow the log until cancelled; runners go on."""
@@ -60,42 +59,35 @@ class Follower:
 
     def stop(self) -> None:
         """Stop all runners, each at its next transaction boundary; once more, at once."""
-        self._stopping = True
-        for runner in (*self._runners.values(), *self._ending.values()):
-            runner.stop()
+        again, self._stopping = self._stopping, True
+        for runner in (*self._runners.values(), *self._before.values()):
+            if again:
+                runner.abort()
+            else:
+                runner.stop()
 
     async def ended(self) -> None:
         """Wait until all runners that were stopped have ended."""
-        for runner in (*self._runners.values(), *self._ending.values()):
+        for runner in (*self._runners.values(), *self._before.values()):
             await runner.ended()
 
     def _move(self, state: ClusterState) -> None:
         for id_ in [id_ for id_ in self._runners if id_ not in state.objects]:
             _log.info("%s: is not wanted any more, and stops", self._runners[id_].wanted.name)
-            self._retire(id_)
+            self._end(id_).retire()
         for id_, wanted in state.objects.items():
             running = self._runners.get(id_)
             if running is None:
-                _log.info(
-                    "%s: starts (%s, dataflow %d)", wanted.name, wanted.kind, wanted.dataflow_id
-                )
+                how = f"starts ({wanted.kind}, dataflow {wanted.dataflow_id})"
             elif running.wanted.dataflow_id == wanted.dataflow_id:
                 continue
             else:
-                _log.info("%s: has changed, and starts again", wanted.name)
-                self._retire(id_)
+                how = "has changed, and starts again"
+                self._end(id_).stop()
+            _log.info("%s: %s", wanted.name, how)
             self._runners[id_] = started = self._make_runner(wanted)
-            started.start(after=self._ending.get(id_))
+            started.start(after=self._before.get(id_))
 
-    def _retire(self, id_: str) -> None:
-        runner = self._runners.pop(id_)
-        runner.stop()
-        self._ending[id_] = runner
-        watching = asyncio.create_task(self._forget(id_, runner), name=f"end of {id_}")
-        self._watching.add(watching)
-        watching.add_done_callback(self._watching.discard)
-
-    async def _forget(self, id_: str, runner: Runner) -> None:
-        await runner.ended()
-        if self._ending.get(id_) is runner:
-            del self._ending[id_]
+    def _end(self, id_: str) -> Runner:
+        self._before[id_] = runner = self._runners.pop(id_)
+        return runner

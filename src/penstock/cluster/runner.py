@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from penstock.batch import keep_running, what_went_wrong
 from penstock.cluster.state import Object, Put
 from penstock.cluster.wanted import AppliedCatalog
 from penstock.consensus.statelog import Fenced
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UserError
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
+from penstock.runtime.introspection import Activity, TaskReport
 from penstock.runtime.kinds import TaskSpec
-from penstock.runtime.recovery import recovery_key
+from penstock.runtime.recovery import log_name, recovery_key
 from penstock.runtime.session import World
 
 _log = logging.getLogger("penstock.runtime")
@@ -38,60 +35,11 @@ AGAIN_S_MAX: Final = 60.0
 QUIET_S: Final = 30.0
 """Seconds in which another leader writes nothing, before its task is taken back."""
 
-RATE_S: Final = 10.0
-"""Seconds over which a rate is the average."""
-
 _MATCH_S: Final = 2.0
 """Seconds that the catalog may take to have what the log says that it has."""
 
 
-class Condition(enum.Enum):
-    """How a task is."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    WAITING = "waiting"
-    RETRYING = "retrying"
-    FAILED = "failed"
-    ELSEWHERE = "elsewhere"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-@dataclass(slots=True, kw_only=True)
-class TaskStatus:
-    """How a task is, and what it has done since this process runs it."""
-
-    kind: str
-    task: str
-    dataflow_id: int
-    condition: Condition = Condition.STARTING
-    transactions: int = 0
-    documents: int = 0
-    bytes: int = 0
-    committed_at: float | None = None
-    """Unix time of the last commit."""
-    error: PenstockError | None = None
-    """The last one, until a transaction gets through."""
-    reason: str | None = None
-    """Why it waits, or is not running."""
-    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=1_000))
-
-    def add(self, progress: TransactionSummary, now: float) -> None:
-        """Count a transaction."""
-        self.transactions += 1
-        self.documents += progress.documents
-        self.bytes += progress.bytes
-        self.committed_at = now
-        self.error = self.reason = None
-        self.recent.append((now, progress.documents))
-
-    def rate(self, now: float) -> float:
-        """Documents per second, lately."""
-        return sum(count for at, count in self.recent if at > now - RATE_S) / RATE_S
-
-
-OnProgress: TypeAlias = Callable[[TaskStatus, TransactionSummary], None]
+OnProgress: TypeAlias = Callable[[TaskReport, TransactionSummary], None]
 
 
 class Runner:
@@ -108,43 +56,41 @@ class Runner:
         self._world = world
         self._catalog = catalog
         self._on_progress = on_progress
+        self._retired = False
         self._control: Control | None = None
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._status = TaskStatus(
-            kind=wanted.kind, task=wanted.name, dataflow_id=wanted.dataflow_id
-        )
 
     @property
-    def status(self) -> TaskStatus:
-        """How it is now."""
-        status, control = self._status, self._control
-        if control is not None and not self._stop.is_set():
-            if (awaited := control.waits.longest) is not None:
-                self._is(Condition.WAITING, awaited)
-            elif not control.nothing_to_finish:
-                self._is(Condition.RUNNING)
-            elif status.condition is Condition.WAITING:
-                self._is(Condition.STARTING)
-        return status
+    def _activity(self) -> Activity:
+        return self._world.introspection.task(self.wanted.kind, self.wanted.name)
+
+    @property
+    def report(self) -> TaskReport:
+        """What it does now, and did since this process runs it."""
+        return self._activity.report()
 
     def start(self, *, after: Runner | None = None) -> None:
         """Run until stopped; `after` must have ended first, since it runs the same task."""
-        if after is not None:
-            before = after.status
-            self._status.transactions, self._status.documents = (
-                before.transactions,
-                before.documents,
-            )
-            self._status.bytes, self._status.committed_at = before.bytes, before.committed_at
         self._task = asyncio.create_task(self._run(after), name=f"runner of {self.wanted.id}")
 
     def stop(self) -> None:
-        """End at the next transaction boundary; asked for once more, at once."""
-        self._is(Condition.STOPPING)
+        """End at the next transaction boundary."""
+        asked_before = self._stop.is_set()
+        self._stop.set()
+        if self._control is not None and not asked_before:
+            self._control.stop()
+
+    def abort(self) -> None:
+        """End at once."""
         self._stop.set()
         if self._control is not None:
-            self._control.stop()
+            self._control.abort()
+
+    def retire(self) -> None:
+        """End for good: the task is not of this process any more."""
+        self._retired = True
+        self.stop()
 
     async def ended(self) -> None:
         """Wait until it runs no more."""
@@ -154,43 +100,42 @@ class Runner:
     # ----------------------------------------------------------------------------------- running
 
     async def _run(self, after: Runner | None) -> None:
+        if after is not None:
+            await after.ended()
+        self._activity.starts()
+        failures = 0
         try:
-            if after is not None:
-                await after.ended()
-            failures = 0
             while not self._stop.is_set():
                 spec = await self._spec()
-                if spec is None:
-                    await self._wait_for_catalog()
+                if spec is None:  # the log has not heard of it yet: it will
+                    await self._unless_stopped(self._catalog.after(self._catalog.version))
                     continue
-                committed = self._status.transactions
+                committed = self.report.transactions
                 error = await self._attempt(spec)
-                if error is None:
-                    return
-                failures = 1 if self._status.transactions > committed else failures + 1
-                await self._pause(error, failures)
-        except Exception as error:  # one task must not end the others
-            self._status.error = PenstockError(f"an unexpected error: {error}")
-            self._is(Condition.FAILED)
-            _log.exception("%s: an unexpected error", self.wanted.name)
+                if error is not None and not self._stop.is_set():
+                    failures = 1 if self.report.transactions > committed else failures + 1
+                    await self._pause(error, failures)
+        except Exception as error:  # a mistake of ours in one task must not end the others
+            self._activity.fails(error, retry_in_s=None)
+            _log.exception("%s: an unexpected error, and it is not run any more", self.wanted.name)
         finally:
-            if self._stop.is_set():
-                self._is(Condition.STOPPED)
+            self._activity.ends()
+            if self._retired:
+                self._world.introspection.forget(self.wanted.kind, self.wanted.name)
 
     async def _attempt(self, spec: TaskSpec) -> PenstockError | None:
         """Run the task until it is stopped, or return what it cannot go on with."""
-        self._control = control = Control(on_progress=self._progressed, on_failure=self._retries)
-        self._is(Condition.STARTING)
+        control = Control(on_progress=self._progressed, activity=self._activity)
         catalog, dataflow_id = self._catalog.catalog, self.wanted.dataflow_id
+        self._control = control
         try:
             await keep_running(catalog, spec, self._world, control, dataflow_id=dataflow_id)
         except StoppedEarly:
-            pass
+            return None
         except Exception as error:
             return what_went_wrong(spec, error)
         finally:
             self._control = None
-        self._stop.set()
         return None
 
     async def _spec(self) -> TaskSpec | None:
@@ -205,25 +150,26 @@ class Runner:
     def _found(self) -> tuple[Put, TaskSpec] | None:
         return self._catalog.wanted.get(self.wanted.id)
 
-    async def _wait_for_catalog(self) -> None:
-        self._is(Condition.WAITING, "the catalog to name it")
-        await self._unless_stopped(self._catalog.after(self._catalog.version))
-
     async def _pause(self, error: PenstockError, failures: int) -> None:
         """Wait until it may be worth trying again."""
-        self._status.error = error
         if isinstance(error, Fenced):
-            self._is(Condition.ELSEWHERE, "another process runs it")
+            elsewhere = UserError(
+                "another process runs this task",
+                why=error.what,
+                fix="end that one, if it is not wanted: the task is taken back when it is quiet",
+            )
+            self._activity.fails(elsewhere, count=failures, retry_in_s=QUIET_S)
             await self._unless_stopped(self._quiet())
             return
         wait_s = min(AGAIN_S * 2 ** (failures - 1), AGAIN_S_MAX)
-        self._is(Condition.FAILED, f"again in {wait_s:.0f} s")
+        self._activity.fails(error, count=failures, retry_in_s=wait_s)
         _log.warning("%s: failed, and is tried again in %.0f s", self.wanted.name, wait_s)
         await self._unless_stopped(asyncio.sleep(wait_s))
 
     async def _quiet(self) -> None:
         """Wait until the task's log stands still."""
-        store, key = self._world.planner.journals.store, recovery_key(self.wanted.name)
+        store = self._world.planner.journals.store
+        key = recovery_key(log_name(self.wanted.kind, self.wanted.name))
         seen = None
         while True:
             with contextlib.suppress(PenstockError):  # a store that is away stands still
@@ -242,16 +188,5 @@ class Runner:
             for each in waiting:
                 each.cancel()
 
-    # ------------------------------------------------------------------------------------ status
-
-    def _is(self, condition: Condition, reason: str | None = None) -> None:
-        if not self._stop.is_set() or condition is Condition.STOPPED:
-            self._status.condition, self._status.reason = condition, reason
-
     def _progressed(self, progress: TransactionSummary) -> None:
-        self._status.add(progress, time.time())
-        self._on_progress(self._status, progress)
-
-    def _retries(self, error: PenstockError, wait_s: float) -> None:
-        self._status.error = error
-        self._is(Condition.RETRYING, f"again in {wait_s:.0f} s" if wait_s >= 1 else None)
+        self._on_progress(self.report, progress)

@@ -12,11 +12,13 @@ from typing import Final
 
 from penstock.cluster.controller import Controller
 from penstock.cluster.follow import Follower
-from penstock.cluster.runner import OnProgress, Runner, TaskStatus
+from penstock.cluster.runner import OnProgress, Runner
 from penstock.cluster.sessions import Sessions
 from penstock.cluster.state import Object
 from penstock.cluster.upkeep import Upkeep
 from penstock.cluster.wanted import AppliedCatalog
+from penstock.runtime.introspection import TaskReport
+from penstock.runtime.reports import reporting
 from penstock.runtime.session import World
 
 MAIN: Final = "main"
@@ -38,9 +40,9 @@ class Unified:
         self._stop = asyncio.Event()
 
     @property
-    def statuses(self) -> list[TaskStatus]:
-        """How each task is."""
-        return self._follower.statuses
+    def reports(self) -> list[TaskReport]:
+        """What each task does."""
+        return self._follower.reports
 
     def stop(self) -> None:
         """End when transactions under way are done; asked for once more, at once."""
@@ -49,6 +51,10 @@ class Unified:
 
     async def run(self) -> None:
         """Run until stopped; raises what no part of it can go on after, when tasks have ended."""
+        async with reporting(self._world.planner.journals.store, self._world.introspection):
+            await self._run()
+
+    async def _run(self) -> None:
         parts = [
             asyncio.create_task(self._catalog.follow(), name="catalog"),
             asyncio.create_task(self._controller.run(), name="controller"),

@@ -47,6 +47,13 @@ def kind_of(spec: TaskSpec) -> TaskKindName:
     return "materialization" if isinstance(spec, MaterializationSpec) else "derivation"
 
 
+def does_nothing(spec: TaskSpec) -> bool:
+    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
+    if isinstance(spec, CaptureSpec):
+        return not writes_of(spec)
+    return not reads_of(spec)
+
+
 def shards_of(spec: TaskSpec) -> Shards:
     """Return how a task runs."""
     if isinstance(spec, CaptureSpec | MaterializationSpec):

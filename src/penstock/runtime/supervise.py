@@ -63,6 +63,7 @@ async def _supervised(
     async with _kept_log(task, world), _obedient(task, world, control):
         while not control.is_stopping():
             control.nothing_to_finish = True
+            control.activity.starts()
             committed = control.transactions
             try:
                 ended = await task.run_session(world, control)
@@ -85,7 +86,7 @@ async def _supervised(
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
                 _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
-                control.on_failure(error, wait_s)
+                control.activity.fails(error, count=failures, retry_in_s=wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
 
