@@ -82,7 +82,8 @@ def spark_scope(context: SparkContext, *, group: str, description: str) -> Itera
     finally:
         _held.group = None
         java: Any = context._jsc  # noqa: SLF001 - PySpark cannot clear a group or a property
-        context.clearJobTags()
+        for tag in work.tags:  # others are of the process that this one borrows Spark from
+            context.removeJobTag(tag)
         java.setLocalProperty("spark.scheduler.pool", None)
         java.clearJobGroup()
 

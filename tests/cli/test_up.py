@@ -180,18 +180,21 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
 def test_killed_at_any_moment_and_started_again_it_is_exact(tmp_path: Path) -> None:
     write_catalog(tmp_path, counting(totals="acme/totals"))
     write_documents(tmp_path, "events", range(50))
-    count, kills = 50, 0
-    while kills < 3:
+    count = 50
+
+    def all_stored() -> bool:
+        return sum(each for each, _ in stored_totals(tmp_path).values()) >= count
+
+    for kill in range(3):
         with running(tmp_path, "catalog.yaml") as up:
-            until(lambda: sum(n for n, _ in stored_totals(tmp_path).values()) >= count, up)
-            for _ in range(kills + 1):
+            until(all_stored, up)
+            for _ in range(kill + 1):
                 write_documents(tmp_path, "events", range(count, count + 37))
                 count += 37
-                time.sleep(0.13 * kills)
+                time.sleep(0.13 * kill)
             up.process.kill()  # somewhere between a file and a table
-            kills += 1
     with running(tmp_path, "catalog.yaml") as up:
-        until(lambda: sum(n for n, _ in stored_totals(tmp_path).values()) >= count, up)
+        until(all_stored, up)
         assert stored_totals(tmp_path) == totals_of(range(count))
         assert up.stopped(signal.SIGTERM) == 0, up.said
 
