@@ -112,6 +112,7 @@ async def _run(
     install: bool,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_always, run_graph, tasks_to_run
+    from penstock.warm.host import WarmHost
 
     loop = asyncio.get_running_loop()
     until = None if limit_s is None else loop.time() + limit_s
@@ -121,6 +122,8 @@ async def _run(
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
             world = await open_world(settings, store, ends=not follow)
+        if follow:
+            await stack.enter_async_context(WarmHost(settings))
         if install:
             await _install(catalog)
         handle = StopHandle()
