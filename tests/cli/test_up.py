@@ -1,4 +1,4 @@
-"""`penstock up` as a process, with Spark: catalogs that change, tasks that fail, signals, kill -9."""
+"""`penstock up` as a process, with Spark: catalogs change, tasks fail, signals and kill -9 come."""
 
 from __future__ import annotations
 

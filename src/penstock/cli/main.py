@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -107,11 +109,17 @@ register(connectors, connector.check)
 app.add_typer(connectors)
 
 
+@functools.cache
+def commands() -> Callable[[], None]:
+    """All of the above, as something to call."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; the process's exit code says how it went."""
     stops.own_process()
     try:
-        app()
+        commands()()
     except SystemExit as ended:
         if stops.code is None:
             raise

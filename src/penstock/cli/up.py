@@ -66,6 +66,7 @@ async def _up(settings: Settings, *, install: bool) -> None:
     from penstock.cluster.unified import Unified
     from penstock.deployment import running_up
     from penstock.scope import DomainThreads
+    from penstock.warm.host import WarmHost
 
     asyncio.get_running_loop().set_default_executor(DomainThreads())
     async with contextlib.AsyncExitStack() as stack:
@@ -79,6 +80,7 @@ async def _up(settings: Settings, *, install: bool) -> None:
         world = await open_world(settings, store)
         if install:
             await install_imports(catalog)
+        await stack.enter_async_context(WarmHost(settings))
         shows_table = stderr.is_terminal
         unified = Unified(world, on_progress=_ignore if shows_table else _print_transaction)
 
