@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import Bug
@@ -24,6 +26,11 @@ PROPERTIES = (
     "spark.job.interruptOnCancel",
     "spark.scheduler.pool",
 )
+
+
+def _slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    time.sleep(0.1)
+    yield from batches
 
 
 @pytest.fixture
@@ -103,6 +110,36 @@ def test_a_thread_runs_the_jobs_of_one_at_a_time(spark: SparkSession) -> None:
     ):
         pass
     assert context.getLocalProperty("spark.jobGroup.id") is None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("busy", list(Domain))
+def test_busy_jobs_of_a_domain_leave_slots_to_the_other(spark: SparkSession, busy: Domain) -> None:
+    """Sixteen jobs wait for slots before one of the other domain comes: it is among the first."""
+    [other] = [domain for domain in Domain if domain is not busy]
+    ended: list[str] = []
+    submitted = threading.Barrier(17)
+
+    def job(domain: Domain, name: str) -> None:
+        with (
+            working_for(Work(domain)),
+            spark_scope(spark.sparkContext, group=name, description=name),
+        ):
+            spark.range(0, 4, 1, 4).mapInArrow(_slowly, "id long").count()
+        ended.append(name)
+
+    def busy_job(number: int) -> None:
+        submitted.wait(60)
+        job(busy, f"busy {number}")
+
+    with ThreadPoolExecutor(17) as pool:
+        calls = [pool.submit(busy_job, number) for number in range(16)]
+        submitted.wait(60)
+        time.sleep(0.5)  # all of their tasks are in the queue by now
+        calls.append(pool.submit(job, other, "other"))
+        for call in calls:
+            call.result()
+    assert ended.index("other") < 8
 
 
 @pytest.mark.spark

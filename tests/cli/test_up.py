@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,11 @@ from typing import Any
 
 import pytest
 
+from penstock.cluster.state import ClusterMachine, ClusterState, log_key
+from penstock.cluster.unified import MAIN
+from penstock.consensus.open import open_consensus
+from penstock.consensus.statelog import load
+from penstock.settings import sqlite_url
 from support.commands import SOON_S, Command, done
 from support.deployments import EVENTS, capture, write_documents
 
@@ -93,6 +99,14 @@ def until(is_so: Callable[[], bool], up: Command) -> None:
         assert up.process.poll() is None, up.said
         assert time.monotonic() < deadline, up.said
         time.sleep(0.05)
+
+
+async def cluster_state(directory: Path) -> ClusterState:
+    store = await open_consensus(sqlite_url(directory / ".penstock" / "consensus.db"))
+    try:
+        return (await load(store, log_key(MAIN), ClusterMachine())).state
+    finally:
+        await store.close()
 
 
 def totals_of(ids: range) -> dict[int, tuple[int, int]]:
@@ -197,6 +211,9 @@ def test_killed_at_any_moment_and_started_again_it_is_exact(tmp_path: Path) -> N
         until(all_stored, up)
         assert stored_totals(tmp_path) == totals_of(range(count))
         assert up.stopped(signal.SIGTERM) == 0, up.said
+    state = asyncio.run(cluster_state(tmp_path))
+    assert sorted(each.dataflow_id for each in state.objects.values()) == [1, 2, 3]
+    assert state.next_id == 4  # as if nothing had been killed
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:

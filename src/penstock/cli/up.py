@@ -80,7 +80,6 @@ async def _up(settings: Settings, *, install: bool) -> None:
         world = await open_world(settings, store)
         if install:
             await install_imports(catalog)
-        await stack.enter_async_context(WarmHost(settings))
         shows_table = stderr.is_terminal
         unified = Unified(world, on_progress=_ignore if shows_table else _print_transaction)
 
@@ -90,11 +89,12 @@ async def _up(settings: Settings, *, install: bool) -> None:
 
         warming = asyncio.create_task(_start_spark(world), name="Spark")
         try:
-            with (
-                _table(settings, lambda: unified.reports, shown=shows_table),
-                stops.finishing(stop),
-            ):
-                await unified.run()
+            async with WarmHost(settings):
+                with (
+                    _table(settings, lambda: unified.reports, shown=shows_table),
+                    stops.finishing(stop),
+                ):
+                    await unified.run()
         finally:
             warming.cancel()
             _print(unified.reports, as_json=settings.json)

@@ -107,7 +107,7 @@ class Runner:
         try:
             while not self._stop.is_set():
                 spec = await self._spec()
-                if spec is None:  # the log has not heard of it yet: it will
+                if spec is None:  # deleted, and the log has not heard of it yet: it will
                     await self._unless_stopped(self._catalog.after(self._catalog.version))
                     continue
                 committed = self.report.transactions
@@ -140,12 +140,16 @@ class Runner:
 
     async def _spec(self) -> TaskSpec | None:
         """The task as the catalog has it: as the log says, or as it is by now."""
+        await self._unless_stopped(self._matching())
+        found = self._found()
+        return None if found is None else found[1]
+
+    async def _matching(self) -> None:
+        """Wait until the catalog has what the log says that it has, for a moment at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MATCH_S):
                 while (found := self._found()) is None or found[0].digest != self.wanted.digest:
                     await self._catalog.after(self._catalog.version)
-        found = self._found()
-        return None if found is None else found[1]
 
     def _found(self) -> tuple[Put, TaskSpec] | None:
         return self._catalog.wanted.get(self.wanted.id)
