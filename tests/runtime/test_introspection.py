@@ -115,22 +115,14 @@ def test_a_report_has_totals_and_rates(process: Introspection, clock: Clock) -> 
 def test_errors_have_their_causes_and_no_secrets(process: Introspection, clock: Clock) -> None:
     activity = process.task("materialization", "acme/views")
 
-    def failing() -> None:
-        try:
-            try:
-                raise OSError("connection refused")
-            except OSError as error:
-                raise ValueError("postgresql://app:hunter2secret@db/x does not answer") from error
-        except ValueError as error:
-            raise Unavailable(
-                "no endpoint", where="db", why="it is away", fix="start it"
-            ) from error
-
+    refused = OSError("connection refused")
+    silent = ValueError("postgresql://app:hunter2secret@db/x does not answer")
+    silent.__cause__ = refused
+    error = Unavailable("no endpoint", where="db", why="it is away", fix="start it")
+    error.__cause__ = silent
     for count in (1, 2):
         clock.at += 1
-        with pytest.raises(Unavailable) as raised:
-            failing()
-        activity.fails(raised.value, count=count, retry_in_s=5)
+        activity.fails(error, count=count, retry_in_s=5)
     report = activity.report()
     failure = report.failure
     assert report.doing == "retrying"
@@ -217,7 +209,7 @@ def test_whatever_happens_a_report_can_be_made(done: list[str], data: st.DataObj
             case "open" | "shut":
                 activity.transaction_is(is_open=step == "open")
             case "begin":
-                names = sorted(introspection.AFTER_COMMIT | introspection.COMMITTING) + ["flush"]
+                names = [*sorted(introspection.AFTER_COMMIT | introspection.COMMITTING), "flush"]
                 begun.append(activity.begins(data.draw(st.sampled_from(names))))
             case "complete" if begun:
                 activity.completes(begun.pop(data.draw(st.integers(0, len(begun) - 1))))
