@@ -106,7 +106,7 @@ async def test_a_bad_task_stops_no_other_and_is_tried_again(
     (bad / "1.jsonl").write_text('{"id": "not a number"}\n')
     await here.apply(catalog_of("bad", "good"))
     async with here.up() as up:
-        await up.until(lambda: up.doing("acme/bad-files") == "retrying")
+        await up.until(lambda: up.doing("acme/bad-files") == "failed")
         await up.until_read("acme/good-files", 3)
         status = up.of("acme/bad-files")
         assert status is not None

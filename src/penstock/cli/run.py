@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
     from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.session import World
+
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        "--admin-port",
+        min=0,
+        max=65_535,
+        help="Serve on loopback what tasks do, as JSON; 0: any free port.",
+        show_default=False,
+    ),
+]
 
 
 def run(
@@ -56,6 +68,7 @@ def run(
             "after this has ended.",
         ),
     ] = False,
+    admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
@@ -78,7 +91,16 @@ def run(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    stops.run(_run(settings, task or (), shards, limit_s, take_over=take_over, install=install))
+    running = _run(
+        settings,
+        task or (),
+        shards,
+        limit_s,
+        take_over=take_over,
+        install=install,
+        admin_port=admin_port,
+    )
+    stops.run(running)
 
 
 def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
@@ -115,6 +137,7 @@ async def _run(
     *,
     take_over: bool,
     install: bool,
+    admin_port: int | None,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
     from penstock.deployment import refuse_beside_up
@@ -134,6 +157,8 @@ async def _run(
                 led = [spec.name for spec in specs if not shards_of(spec).disable]
                 refuse_beside_up(settings, led)
             world = await open_world(settings, store, ends=True)
+        if admin_port is not None:
+            await stack.enter_async_context(administered(world, admin_port))
         if install:
             await install_imports(catalog)
         handle = StopHandle()
@@ -172,6 +197,30 @@ async def _check_not_stopped(store: Consensus, names: Sequence[str]) -> None:
                 f"{name} was stopped at {time_text(since)}, and is not run",
                 fix=f"let it run again: penstock task start {name}",
             )
+
+
+@contextlib.asynccontextmanager
+async def administered(world: World, port: int) -> AsyncIterator[None]:
+    """Within this, the admin address shows what the tasks of this process do."""
+    from penstock.servicekit import admin
+    from penstock.servicekit.metrics import Registry
+    from penstock.servicekit.readiness import Readiness
+
+    app = admin.application(
+        Registry("penstock"), lambda: Readiness(ready=True), world.introspection.relations()
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            bound = await stack.enter_async_context(admin.serving(app, port))
+        except OSError as error:
+            raise Unavailable(
+                f"port {port} cannot be used for the admin address",
+                why=str(error),
+                fix="choose another one with --admin-port, or 0 for any that is free",
+            ) from None
+        address = f"http://{admin.LOOPBACK}:{bound}/introspection/v1"
+        stderr.print(f"what tasks do: {address}", markup=False)
+        yield
 
 
 async def install_imports(catalog: Catalog) -> None:

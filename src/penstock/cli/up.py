@@ -16,7 +16,7 @@ import typer
 from penstock.cli.apply import applied_first, summary
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.live import lines_of
-from penstock.cli.run import install_imports
+from penstock.cli.run import AdminPort, administered, install_imports
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
 from penstock.cli.tables import size_text
@@ -39,6 +39,7 @@ def up(
         list[Path] | None,
         typer.Argument(help="Catalogs to apply first.", show_default=False),
     ] = None,
+    admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
@@ -57,10 +58,10 @@ def up(
     Example: penstock up catalog.yaml
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
-    stops.run(_up(settings, install=install))
+    stops.run(_up(settings, install=install, admin_port=admin_port))
 
 
-async def _up(settings: Settings, *, install: bool) -> None:
+async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
     from penstock.batch import open_world
     from penstock.catalog import desired
     from penstock.cluster.unified import Unified
@@ -78,6 +79,8 @@ async def _up(settings: Settings, *, install: bool) -> None:
             stderr.print(summary(applied, dry_run=False), markup=False)
         catalog = await desired.load(store)
         world = await open_world(settings, store)
+        if admin_port is not None:
+            await stack.enter_async_context(administered(world, admin_port))
         if install:
             await install_imports(catalog)
         shows_table = stderr.is_terminal

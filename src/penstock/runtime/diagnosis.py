@@ -179,11 +179,11 @@ def _runs(facts: Facts) -> bool:
 
 def _without_process(facts: Facts) -> TaskCondition | None:
     report, process = facts.report, facts.process
-    if process is not None and process.alive:
+    if process is not None and process.alive and report is not None:
         return None
     if report is not None and report.failure is not None and report.doing == "failed":
         return _failed(report.failure)
-    if process is not None:
+    if process is not None and not process.alive:
         return TaskCondition(
             state=TaskState.NOT_RUNNING,
             sentence=f"does not run: {process.name}, has ended without a word{_behind(facts)}",

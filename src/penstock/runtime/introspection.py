@@ -4,7 +4,7 @@ The runtime tells an `Activity` what happens to its task; nothing of the data pl
 It is shown in two ways:
 
 - `Activity.report` is the little that other processes need to know (`runtime.reports`);
-- `Introspection.rows` are **relations** for people: tasks, transactions with the time of each
+- `Introspection.relations` are for people: tasks, transactions with the time of each
   phase, errors with their causes, Spark jobs. They are served as JSON at the admin address.
 
 Times are Unix times. Of everything that grows, the newest is kept.
@@ -13,7 +13,7 @@ Times are Unix times. Of everything that grows, the newest is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -44,7 +44,6 @@ AFTER_COMMIT: Final = frozenset(
 """Phases of a transaction that is committed, while the next one may be open."""
 
 Doing = Literal["queued", "starting", "running", "retrying", "failed", "ended"]
-RELATIONS: Final = ("tasks", "transactions", "errors", "jobs")
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -316,21 +315,14 @@ class Introspection:
         """The task is not of this process any more."""
         self._tasks.pop((kind, name), None)
 
-    def rows(self, relation: str) -> list[dict[str, Any]] | None:
-        """Return the rows of a relation, newest first where they have a time; None if unknown."""
-        match relation:
-            case "tasks":
-                return [msgspec.to_builtins(each.report()) for each in self._tasks.values()]
-            case "transactions":
-                return [
-                    {**row, "phases": _times(row["phases"])} for row in _newest(self._transactions)
-                ]
-            case "errors":
-                return list(_newest(self._errors))
-            case "jobs":
-                return list(_newest(self._jobs))
-            case _:
-                return None
+    def relations(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+        """Return what gives the rows of each relation, newest first where they have a time."""
+        return {
+            "tasks": lambda: [msgspec.to_builtins(each.report()) for each in self.activities],
+            "transactions": lambda: msgspec.to_builtins(_newest(self._transactions)),
+            "errors": lambda: _newest(self._errors),
+            "jobs": lambda: _newest(self._jobs),
+        }
 
     def add_transaction(
         self, kind: TaskKindName, task: str, number: int, done: _Transaction
@@ -351,12 +343,8 @@ class Introspection:
         self._jobs.append({**row, "seconds": self.now() - began, "error": error})
 
 
-def _newest(rows: deque[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return iter(list(rows)[::-1])
-
-
-def _times(phases: list[PhaseTime]) -> list[Mapping[str, Any]]:
-    return [structs.asdict(phase) for phase in phases]
+def _newest(rows: deque[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list(rows)[::-1]
 
 
 def failure_of(

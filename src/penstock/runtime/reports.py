@@ -2,7 +2,7 @@
 
 A process appends what has changed of its tasks: at once what matters (it waits, it failed), every
 `PROGRESS_S` what is mere progress, and nothing while nothing happens but a heartbeat every
-`BEAT_S`. So two hundred idle tasks cost one small entry in ten seconds, and a run that is over
+`BEAT_S`. So two hundred idle tasks cost one small entry in five seconds, and a run that is over
 within a second leaves no entry at all, unless a task failed.
 
 A process that ends takes its reports away, except those of tasks that failed, which stay until the
@@ -43,8 +43,8 @@ LOOK_S: Final = 1.0
 """Between two looks at what has changed; at most one entry is written in this time."""
 
 PROGRESS_S: Final = 5.0
-BEAT_S: Final = 10.0
-SILENT_S: Final = 35.0
+BEAT_S: Final = 5.0
+SILENT_S: Final = 15.0
 """A process that was not heard of for so long is gone, or as good as."""
 
 ENDING_S: Final = 2.0
