@@ -46,9 +46,12 @@ def eventually(found: Callable[[], object], what: str) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+    """The children of all threads of a process."""
+    found = list[int]()
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
 
 
 def is_running(pid: int) -> bool:

@@ -20,7 +20,7 @@ import sys
 from typing import Final, NoReturn
 
 from penstock.warm import wire
-from penstock.warm.guest import Guest
+from penstock.warm.guest import HOST_GONE, Guest
 
 _NEEDED: Final = (
     "penstock.catalog",
@@ -78,16 +78,19 @@ class _Forker:
         with selectors.DefaultSelector() as selector:
             selector.register(self._host.socket, selectors.EVENT_READ)
             selector.register(self._ended, selectors.EVENT_READ)
-            while True:
+            host_is_there = True
+            while host_is_there or self._clients:  # commands end without it, and very soon
                 for key, _ in selector.select():
                     if key.fileobj is self._ended:
                         self._ended.recv(1 << 12)
                         self._tell()
                         continue
                     request, descriptors = self._host.receive_all()
-                    if request is None:
-                        return
-                    self._fork(request, descriptors, selector)
+                    if request is not None:
+                        self._fork(request, descriptors, selector)
+                    else:
+                        host_is_there = False
+                        selector.unregister(self._host.socket)
 
     def _fork(
         self, request: wire.Message, descriptors: list[int], selector: selectors.BaseSelector
@@ -117,6 +120,8 @@ class _Forker:
                 contextlib.closing(self._clients.pop(child)) as client,
                 contextlib.suppress(OSError),
             ):
+                if code == HOST_GONE:
+                    continue  # the end of the connection says so
                 client.settimeout(1)  # a few bytes always fit, unless somebody never reads
                 wire.Channel(client).send({"exit": code if code >= 0 else 128 - code})
 

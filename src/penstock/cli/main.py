@@ -110,7 +110,7 @@ app.add_typer(connectors)
 
 
 @functools.cache
-def commands() -> Callable[[], None]:
+def commands() -> Callable[..., None]:
     """All of the above, as something to call."""
     return typer.main.get_command(app)
 
@@ -119,7 +119,7 @@ def main() -> None:
     """Run the command line; the process's exit code says how it went."""
     stops.own_process()
     try:
-        commands()()
+        commands()(prog_name="penstock")
     except SystemExit as ended:
         if stops.code is None:
             raise

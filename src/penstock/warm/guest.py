@@ -26,6 +26,9 @@ GO_S: Final = 10.0
 STOPPED_S: Final = 20.0
 """Seconds that a command may take to stop without its client."""
 
+HOST_GONE: Final = 75
+"""Exit code of a command that ends because its host is gone."""
+
 _NOT_COMPARED: Final = (
     # what a terminal, a shell, a session or an editor tells of itself
     "_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "PS1", "PROMPT", "HIST", "LS_COLORS", "LESS",
@@ -84,7 +87,7 @@ class Guest:
         try:
             self._host.send({"master": options.master, "conf": dict(options.conf)})
         except OSError:
-            os._exit(1)  # its end is what the client is told of
+            os._exit(HOST_GONE)
         answer = self._answers.get()
         if "refused" in answer:
             return str(answer["refused"])
@@ -115,7 +118,7 @@ class Guest:
                     elif message is not None:
                         self._answers.put(message)
                     elif channel is self._host:
-                        os._exit(1)
+                        os._exit(HOST_GONE)
                     else:
                         selector.unregister(channel.socket)
                         _signal(signal.SIGTERM)
