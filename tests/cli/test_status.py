@@ -82,11 +82,11 @@ def append(cwd: Path, count: int) -> None:
 
 @contextlib.contextmanager
 def following(cwd: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Within this, another process runs the tasks; it starts no Spark while nothing is to read."""
+    """Within this, another process runs the tasks; on and on."""
     log = cwd / f"stderr-{time.monotonic_ns()}"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "run", "--follow", *arguments],
+            [sys.executable, "-m", "penstock", "up", *arguments],
             cwd=cwd,
             stdout=subprocess.DEVNULL,
             stderr=file,
@@ -106,7 +106,7 @@ def test_without_a_process_the_lag_is_known_and_what_to_do(deployment: Path) -> 
     assert lines[0].split() == ["TASK", "STATE", "DOCS", "BYTES", "LAG", "DOCS/S", "COMMIT", "KIND"]
     assert lines[1].startswith("acme/copies  not running     3 ")
     assert lines[2] == "    does not run: no process does; 3 documents wait"
-    assert lines[3] == "    -> penstock run --task acme/copies"
+    assert lines[3] == "    -> penstock up, or penstock run --task acme/copies"
     assert all(len(line) <= 80 for line in lines)
     found = state_of(deployment, "acme/views")
     assert (found["lag_documents"], found["lag_exact"], found["process"]) == (3, True, None)

@@ -201,7 +201,7 @@ CASES: dict[str, Said] = {
         TaskState.WAITING,
         "starts when the tasks before it have caught up",
         NOW - 60,
-        "--follow",
+        "penstock up",
     ),
     "starts": (
         replace(IDLE, report=report("starting")),
@@ -245,7 +245,7 @@ CASES: dict[str, Said] = {
         TaskState.NOT_RUNNING,
         "has ended in this run; 3 documents wait",
         NOW - 60,
-        "--follow",
+        "penstock up",
     ),
     "a read delay": (
         replace(IDLE, lag=Lag(held=2, held_since=NOW - 10, due=NOW + 50)),
