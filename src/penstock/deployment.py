@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.settings import Settings
 
 _LOCK: Final = "up.lock"
+_TAKEN: Final = "taken.lock"
 
 
 def is_there(settings: Settings) -> bool:
@@ -83,6 +84,25 @@ def refuse_beside_up(settings: Settings, tasks: Sequence[str]) -> None:
                 why="it processes whatever comes, and a task has one leader",
                 fix="nothing is to be done: it does what this would do; --take-over runs it here",
             ) from None
+
+
+@contextlib.contextmanager
+def taking_over(settings: Settings) -> Iterator[None]:
+    """Within this, tasks of a `penstock up` of this machine are run here; it takes them back."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with (settings.data / _TAKEN).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_taken_over(settings: Settings) -> bool:
+    """True while a command is `taking_over`."""
+    with contextlib.suppress(FileNotFoundError), (settings.data / _TAKEN).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _who(descriptor: int) -> str:

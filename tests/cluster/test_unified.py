@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from penstock.cluster import runner as cluster_runner
 from penstock.cluster.controller import SessionTaken
 from penstock.cluster.unified import Unified
 from penstock.consensus.statelog import StateLog, load
+from penstock.deployment import taking_over
 from penstock.model.domain import Domain
 from penstock.runtime.recovery import RecoveryMachine, log_name, recovery_key
 from support.deployments import (
     SOON_S,
     Deployment,
+    Running,
     catalog_of,
     deployed,
     write_documents,
@@ -156,6 +159,7 @@ async def test_the_newest_process_takes_over_and_the_older_one_ends(here: Deploy
     await here.apply(catalog_of("a"))
     older = Unified(await here.world())
     runs = asyncio.create_task(older.run())
+    await Running(older, runs).until_read("acme/a-files", 3)
     async with here.up() as newer:
         with pytest.raises(SessionTaken, match="another process runs this deployment"):
             await asyncio.wait_for(runs, SOON_S)
@@ -164,21 +168,67 @@ async def test_the_newest_process_takes_over_and_the_older_one_ends(here: Deploy
         assert newer.doing("acme/a-files") == "running"
 
 
+@pytest.mark.parametrize("_again", range(3))
+async def test_of_several_that_start_at_once_one_stays(here: Deployment, _again: int) -> None:
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a"))
+    all_of_them = [Unified(await here.world()) for _ in range(4)]
+    runs = {asyncio.create_task(each.run()): each for each in all_of_them}
+    try:
+        left = {*runs}
+        async with asyncio.timeout(SOON_S):
+            while len(left) > 1:
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(1)
+        [run] = left
+        stays = runs[run]
+        write_documents(here.directory, "a", range(3, 5))
+        await Running(stays, run).until(lambda: sum(r.documents for r in stays.reports) >= 2)
+    finally:
+        for each in all_of_them:
+            each.stop()
+            each.stop()
+        ends = await asyncio.gather(*runs, return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["NoneType", *["SessionTaken"] * 3]
+
+
 async def test_a_task_that_another_process_leads_is_taken_back_when_that_is_quiet(
     here: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_runner, "QUIET_S", 0.5)
-    write_documents(here.directory, "a", range(3))
-    write_documents(here.directory, "b", range(3))
+    monkeypatch.setattr(cluster_runner, "QUIET_S", 1.0)
+    for name in ("a", "b"):
+        write_documents(here.directory, name, range(3))
     await here.apply(catalog_of("a", "b"))
     async with here.up() as up:
-        await up.until_read("acme/a-files", 3)
-        await up.until_read("acme/b-files", 3)
-        await StateLog.lead(here.store, key_of("acme/a-files"), RecoveryMachine())
+        for name in ("a", "b"):
+            await up.until_read(f"acme/{name}-files", 3)
+        other = await StateLog.lead(here.store, key_of("acme/a-files"), RecoveryMachine())
         write_documents(here.directory, "a", range(3, 5))
         await up.until(lambda: up.doing("acme/a-files") == "retrying")
+        for _ in range(4):  # as long as it writes, it has the task
+            await other.append(lambda _: ())
+            await asyncio.sleep(0.5)
+            assert up.doing("acme/a-files") == "retrying"
         await up.until_read("acme/a-files", 5)
         assert up.doing("acme/b-files") == "running"
+
+
+async def test_a_task_that_a_command_took_over_is_taken_back_when_that_has_ended(
+    here: Deployment,
+) -> None:
+    write_documents(here.directory, "a", range(3))
+    await here.apply(catalog_of("a"))
+    async with here.up() as up:
+        await up.until_read("acme/a-files", 3)
+        with taking_over(here.settings):
+            await StateLog.lead(here.store, key_of("acme/a-files"), RecoveryMachine())
+            write_documents(here.directory, "a", range(3, 5))
+            await up.until(lambda: up.doing("acme/a-files") == "retrying")
+            await asyncio.sleep(1.5)
+            assert up.doing("acme/a-files") == "retrying"
+        began = time.monotonic()
+        await up.until_read("acme/a-files", 5)
+        assert time.monotonic() - began < cluster_runner.QUIET_S  # it knew
 
 
 async def test_applying_the_same_catalog_again_changes_nothing(here: Deployment) -> None:

@@ -20,6 +20,7 @@ from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
 from penstock.consensus.statelog import load
 from penstock.consensus.store import Consensus
+from penstock.deployment import is_taken_over
 from penstock.runtime.introspection import TaskReport
 from penstock.runtime.session import World
 from penstock.settings import Settings, sqlite_url
@@ -90,7 +91,7 @@ class Deployment:
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Running]:
         """Within this, everything runs."""
-        unified = Unified(await self.world())
+        unified = Unified(await self.world(), is_lent=lambda: is_taken_over(self.settings))
         running = asyncio.create_task(unified.run())
         try:
             yield Running(unified, running)

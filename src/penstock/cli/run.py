@@ -64,8 +64,7 @@ def run(
         bool,
         typer.Option(
             "--take-over",
-            help="Also run tasks that a penstock up runs, which takes them back half a minute "
-            "after this has ended.",
+            help="Also run tasks that a penstock up runs, which takes them back afterwards.",
         ),
     ] = False,
     admin_port: AdminPort = None,
@@ -140,7 +139,7 @@ async def _run(
     admin_port: int | None,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
-    from penstock.deployment import refuse_beside_up
+    from penstock.deployment import refuse_beside_up, taking_over
     from penstock.runtime.kinds import shards_of
     from penstock.scope import DomainThreads
 
@@ -153,7 +152,9 @@ async def _run(
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
             await _check_not_stopped(store, names)
-            if not take_over:
+            if take_over:
+                stack.enter_context(taking_over(settings))
+            else:
                 led = [spec.name for spec in specs if not shards_of(spec).disable]
                 refuse_beside_up(settings, led)
             world = await open_world(settings, store, ends=True)

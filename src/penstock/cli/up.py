@@ -65,7 +65,7 @@ async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> N
     from penstock.batch import open_world
     from penstock.catalog import desired
     from penstock.cluster.unified import Unified
-    from penstock.deployment import running_up
+    from penstock.deployment import is_taken_over, running_up
     from penstock.scope import DomainThreads
     from penstock.warm.host import WarmHost
 
@@ -84,7 +84,11 @@ async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> N
         if install:
             await install_imports(catalog)
         shows_table = stderr.is_terminal
-        unified = Unified(world, on_progress=_ignore if shows_table else _print_transaction)
+        unified = Unified(
+            world,
+            on_progress=_ignore if shows_table else _print_transaction,
+            is_lent=lambda: is_taken_over(settings),
+        )
 
         def stop() -> None:
             stderr.print("finishing what is under way; Ctrl-C again to stop at once")

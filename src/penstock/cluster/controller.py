@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.cluster.sessions import (
     Closed,
@@ -29,6 +29,12 @@ from penstock.model.domain import Domain, domain_of
 from penstock.servicekit.rpc.backoff import Backoff
 
 _log = logging.getLogger(__name__)
+
+_DECIDES: Final = Domain.STORAGE
+"""Of two controllers that start at once each may win a domain: the one that has this one stays."""
+
+_CONTEST_S: Final = 0.5
+"""Seconds until the other domain is claimed again; if this one is lost as well, that is the end."""
 
 
 class SessionTaken(UserError):
@@ -77,6 +83,8 @@ class Controller:
             finally:
                 connection.close(CloseReason.LEFT)
             match closed.reason:
+                case CloseReason.SUPERSEDED if domain is not _DECIDES:
+                    await asyncio.sleep(_CONTEST_S)
                 case CloseReason.SUPERSEDED:
                     raise SessionTaken(
                         "another process runs this deployment now, and this one ends",

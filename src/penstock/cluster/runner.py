@@ -2,8 +2,8 @@
 
 A runner never gives up and never ends another. What may mend itself is tried again by the task's
 own supervision (`runtime.supervise`); what needs a person is tried again here, less and less often,
-since what the person does may happen elsewhere: a permission, a file, a table. If another
-process leads the task, it is taken back when that process has written nothing for a while. Trying
+since what the person does may happen elsewhere: a permission, a file, a table. A task that another
+process leads is taken back when that process has ended, or has written nothing for a while. Trying
 again is a new epoch of the same dataflow, and never a new id.
 """
 
@@ -12,13 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from penstock.batch import keep_running, what_went_wrong
 from penstock.cluster.state import Object, Put
 from penstock.cluster.wanted import AppliedCatalog
+from penstock.consensus import entries
 from penstock.consensus.statelog import Fenced
+from penstock.consensus.store import VersionedData
 from penstock.errors import PenstockError, UserError
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
 from penstock.runtime.introspection import Activity, TaskReport
@@ -32,8 +35,10 @@ AGAIN_S: Final = 1.0
 AGAIN_S_MAX: Final = 60.0
 """Seconds until a task that has failed is tried again: at first, and at most."""
 
-QUIET_S: Final = 30.0
-"""Seconds in which another leader writes nothing, before its task is taken back."""
+QUIET_S: Final = 10.0
+"""Seconds since another leader has written anything, before its task is taken back."""
+
+_LOOK_S: Final = 0.5
 
 _MATCH_S: Final = 2.0
 """Seconds that the catalog may take to have what the log says that it has."""
@@ -51,11 +56,14 @@ class Runner:
         world: World,
         catalog: AppliedCatalog,
         on_progress: OnProgress = lambda _, __: None,
+        is_lent: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_lent` is true while a command of this machine may run the task instead."""
         self.wanted = wanted
         self._world = world
         self._catalog = catalog
         self._on_progress = on_progress
+        self._is_lent = is_lent
         self._retired = False
         self._control: Control | None = None
         self._stop = asyncio.Event()
@@ -171,17 +179,21 @@ class Runner:
         await self._unless_stopped(asyncio.sleep(wait_s))
 
     async def _quiet(self) -> None:
-        """Wait until the task's log stands still."""
+        """Wait until the one that runs the task here has ended, or is quiet elsewhere."""
         store = self._world.planner.journals.store
         key = recovery_key(log_name(self.wanted.kind, self.wanted.name))
-        seen = None
+        lent = False
         while True:
-            with contextlib.suppress(PenstockError):  # a store that is away stands still
-                head = await store.head(key, fresh=True)
-                if seen is not None and head == seen:
-                    return
-                seen = head
-            await asyncio.sleep(QUIET_S)
+            if self._is_lent():
+                lent = True
+            elif lent:
+                return
+            else:
+                with contextlib.suppress(PenstockError):  # the store is away: so is everybody
+                    head = await store.head(key, fresh=True)
+                    if head is None or _age_s(key, head) > QUIET_S:
+                        return
+            await asyncio.sleep(_LOOK_S)
 
     async def _unless_stopped(self, wait: Coroutine[Any, Any, object]) -> None:
         """Wait, but not longer than until a stop."""
@@ -194,3 +206,8 @@ class Runner:
 
     def _progressed(self, progress: TransactionSummary) -> None:
         self._on_progress(self.report, progress)
+
+
+def _age_s(key: str, head: VersionedData) -> float:
+    """The time since an entry was written, by the clock of its writer."""
+    return time.time() - entries.decode(head.data, where=key).wall_ms / 1_000

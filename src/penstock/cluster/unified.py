@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from penstock.cluster.controller import Controller
@@ -28,10 +29,17 @@ MAIN: Final = "main"
 class Unified:
     """Runs everything of the applied catalog. Used on one event loop."""
 
-    def __init__(self, world: World, *, on_progress: OnProgress = lambda _, __: None) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        on_progress: OnProgress = lambda _, __: None,
+        is_lent: Callable[[], bool] = lambda: False,
+    ) -> None:
         store = world.planner.journals.store
         self._world = world
         self._on_progress = on_progress
+        self._is_lent = is_lent
         self._catalog = AppliedCatalog(store)
         self._sessions = Sessions(store, MAIN)
         self._controller = Controller(self._catalog, self._sessions.connect, holder=_this_process())
@@ -81,7 +89,7 @@ class Unified:
         await self._follower.run()
 
     def _runner(self, wanted: Object) -> Runner:
-        return Runner(wanted, self._world, self._catalog, self._on_progress)
+        return Runner(wanted, self._world, self._catalog, self._on_progress, self._is_lent)
 
 
 def _this_process() -> str:
