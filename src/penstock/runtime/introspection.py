@@ -311,6 +311,10 @@ class Introspection:
             found = self._tasks[kind, name] = Activity(kind, name, self)
         return found
 
+    def forget(self, kind: TaskKindName, name: str) -> None:
+        """The task is not of this process any more."""
+        self._tasks.pop((kind, name), None)
+
     def relations(self) -> dict[str, Callable[[], list[dict[str, Any]]]]:
         """Return what gives the rows of each relation, newest first where they have a time."""
         return {

@@ -80,6 +80,8 @@ class Said(Struct, frozen=True, kw_only=True, tag="said"):
 
     process: ProcessReport
     tasks: tuple[TaskReport, ...] = ()
+    gone: tuple[Key, ...] = ()
+    """Tasks that it does not run any more."""
 
 
 class Left(Struct, frozen=True, kw_only=True, tag="left"):
@@ -125,8 +127,12 @@ class ReportsMachine:
     def apply(self, state: Reported, diff: Said | Left, revision: int) -> Reported:
         processes, tasks = dict(state.processes), dict(state.tasks)
         match diff:
-            case Said(process=process, tasks=changed):
+            case Said(process=process, tasks=changed, gone=gone):
                 processes[process.id] = process
+                for kind, name in gone:
+                    key = task_key(kind, name)
+                    if key in tasks and tasks[key][0] == process.id:
+                        del tasks[key]
                 for report in changed:
                     _put(tasks, process.id, report)
             case Left(process=left, failed=failed, forget=forget):
@@ -256,7 +262,8 @@ class _Reporter:
             versions[key] = version
             if self._sent.get(key) != version:
                 changed.append(activity.report())
-        await self._append(Said(process=self._process(), tasks=tuple(changed)))
+        gone = tuple(key for key in self._sent if key not in versions)
+        await self._append(Said(process=self._process(), tasks=tuple(changed), gone=gone))
         self._sent = versions
         self._wrote_at = self._introspection.now()
 
