@@ -110,6 +110,10 @@ def task_key(kind: TaskKindName, task: str) -> str:
     return f"{kind} {task}"
 
 
+def _key_of(task: Key) -> str:
+    return task_key(*task)
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _Diff = Said | Left
 _diffs: msgspec.msgpack.Decoder[_Diff] = msgspec.msgpack.Decoder(_Diff)
@@ -129,10 +133,9 @@ class ReportsMachine:
         match diff:
             case Said(process=process, tasks=changed, gone=gone):
                 processes[process.id] = process
-                for kind, name in gone:
-                    key = task_key(kind, name)
-                    if key in tasks and tasks[key][0] == process.id:
-                        del tasks[key]
+                for each in map(_key_of, gone):
+                    if each in tasks and tasks[each][0] == process.id:
+                        del tasks[each]
                 for report in changed:
                     _put(tasks, process.id, report)
             case Left(process=left, failed=failed, forget=forget):
@@ -141,8 +144,8 @@ class ReportsMachine:
                     tasks = {key: each for key, each in tasks.items() if each[0] != left}
                 for report in failed:
                     _put(tasks, left or "", report)
-                for key in forget:
-                    tasks.pop(task_key(*key), None)
+                for each in map(_key_of, forget):
+                    tasks.pop(each, None)
         return Reported(processes=_newest(processes), tasks=_bounded(tasks))
 
     def encode_diff(self, diff: Said | Left) -> bytes:
