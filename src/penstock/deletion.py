@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.catalog import desired
+from penstock.consensus.statelog import Command, StateLog, append_all
 from penstock.errors import UserError
 from penstock.model.spec import CaptureSpec, Catalog, MaterializationSpec
-from penstock.runtime import renames, reports, requests
+from penstock.runtime import reports, requests
 from penstock.runtime.kinds import TaskSpec, kind_of, runnable_tasks, writes_of
 from penstock.runtime.ops import TaskKindName
-from penstock.runtime.recovery import log_name
+from penstock.runtime.recovery import Entries, Op, RecoveryMachine, log_name, recovery_key
+from penstock.runtime.renames import Log
 from penstock.runtime.reports import is_alive, load_reports
 
 if TYPE_CHECKING:
@@ -62,11 +64,15 @@ async def delete(store: Consensus, catalog: Catalog, deletion: Deletion) -> None
     name = deletion.task
     await requests.stop(store, name, at=int(time.time()))
     for kind in deletion.kinds:
-        log = await renames.lead(store, log_name(kind, name))
-        await log.append(lambda state: (("del-prefix", b"", b""),) if state else None)
+        log: Log = await StateLog.lead(store, recovery_key(log_name(kind, name)), RecoveryMachine())
+        await append_all([Command(log, _emptied, roll_up=True)])
         await reports.forget(store, kind, name)
     await desired.apply(store, _without(catalog, name))
     await requests.start(store, name)  # a task of this name may come again
+
+
+def _emptied(entries: Entries) -> tuple[Op, ...] | None:
+    return (("del-prefix", b"", b""),) if entries else None
 
 
 def _named(catalog: Catalog, name: str) -> list[TaskSpec]:

@@ -7,12 +7,13 @@ follows from all that is decided by `runtime.diagnosis`.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock import wall_clock
 from penstock.connectors import builtin
@@ -45,14 +46,12 @@ from penstock.runtime.kinds import (
 )
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.recovery import Layout, Recovered, RecoveryMachine, log_name, recovery_key
-from penstock.runtime.reports import Reported, is_alive, is_silent, load_reports
+from penstock.runtime.reports import ProcessReport, Reported, is_alive, is_silent, load_reports
 from penstock.shuffle.binding import Binding, derivation_bindings, materialization_bindings
 from penstock.shuffle.lag import reading_lag
 
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
-
-_NOTHING: Final = Layout({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,54 +199,54 @@ class _Gathering:
         self._now = wall_clock.now()
 
     async def run(self) -> list[TaskStatus]:
+        specs = self._specs
         stopped = await requests.all_stopped(self._store)
-        journals = await self._journals(frozenset[str]().union(*map(reads_of, self._specs)))
-        nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in self._specs]
+        recovered = await asyncio.gather(*map(self._recovered, specs))
+        journals = await self._journals(frozenset[str]().union(*map(reads_of, specs)))
+        nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
         found: dict[int, TaskStatus] = {}
         for stage in stages(nodes):  # what a task waits for is known before it is asked about
             for at in stage.tasks:
-                found[at] = await self._status(at, found, stage.tasks, stopped, journals)
-        return [found[at] for at in range(len(self._specs))]
+                known, bindings = recovered[at]
+                found[at] = self._status(
+                    specs[at],
+                    stopped=stopped.get(specs[at].name),
+                    recovered=known,
+                    lag=None if bindings is None else self._lag(bindings, known, journals),
+                    upstream=self._upstream(at, found, stage.tasks),
+                )
+        return [found[at] for at in range(len(specs))]
 
     async def _journals(self, collections: Iterable[str]) -> dict[str, dict[str, JournalState]]:
-        journals = Journals(self._store)
+        journals, names = Journals(self._store), sorted(collections)
+        listed = await asyncio.gather(*map(journals.list, names))
         return {
-            name: {journal.name: journal.state for journal in await journals.list(name)}
-            for name in sorted(collections)
+            name: {journal.name: journal.state for journal in found}
+            for name, found in zip(names, listed, strict=True)
         }
 
-    async def _status(
+    def _status(
         self,
-        at: int,
-        known: Mapping[int, TaskStatus],
-        beside: Sequence[int],
-        stopped: Mapping[str, int],
-        journals: Mapping[str, Mapping[str, JournalState]],
+        spec: TaskSpec,
+        *,
+        stopped: int | None,
+        recovered: Recovered,
+        lag: Lag | None,
+        upstream: Sequence[Upstream],
     ) -> TaskStatus:
-        spec = self._specs[at]
         kind = kind_of(spec)
         process, report = self._reported.of(kind, spec.name)
-        facts_of_process = None
-        if process is not None:
-            alive = is_alive(process, self._at)
-            facts_of_process = ProcessFacts(
-                name=process.name,
-                alive=alive,
-                beat=process.beat,
-                silent=alive and is_silent(process, self._at),
-            )
-        recovered, bindings = await self._recovered(spec)
-        lag = None if bindings is None else self._lag(bindings, recovered, journals)
+        about = None if process is None else self._process(process)
         facts = Facts(
             task=spec.name,
             kind=kind,
             disabled=shards_of(spec).disable,
             idle_by_design=does_nothing(spec),
-            stopped=stopped.get(spec.name),
+            stopped=stopped,
             report=report,
-            process=facts_of_process,
+            process=about,
             lag=lag,
-            upstream=self._upstream(at, known, beside),
+            upstream=upstream,
         )
         return TaskStatus(
             task=spec.name,
@@ -256,8 +255,17 @@ class _Gathering:
             lag=lag,
             last_commit=_unix(recovered.committed_close) if recovered.committed_close else None,
             report=report,
-            process=facts_of_process,
+            process=about,
             at=self._at,
+        )
+
+    def _process(self, process: ProcessReport) -> ProcessFacts:
+        alive = is_alive(process, self._at)
+        return ProcessFacts(
+            name=process.name,
+            alive=alive,
+            beat=process.beat,
+            silent=alive and is_silent(process, self._at),
         )
 
     def _upstream(

@@ -248,7 +248,7 @@ def test_a_store_that_does_not_answer_is_the_answer(
         began = time.monotonic()
         result = cli(deployment, "status", *consensus)
         assert result.exit_code == 1
-        assert "the consensus store did not answer within 3 s" in result.stderr
+        assert "the consensus store does not answer" in result.stderr
         assert "penstock doctor" in result.stderr
         assert time.monotonic() - began < SOON_S
         other.rollback()

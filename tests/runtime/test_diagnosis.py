@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.runtime.awaited import STORE, Wait, spark_slots
 from penstock.runtime.diagnosis import (
     ABANDONED_S,
+    WHY_MAX,
     Facts,
     Lag,
     OpenSpan,
@@ -134,6 +135,13 @@ CASES: dict[str, Said] = {
         "has failed: the table is gone, at table views (it was dropped)",
         NOW - 5,
         "backfill",
+    ),
+    "failed for a long reason": (
+        replace(IDLE, report=report("failed", failure=failure(why="why " * 99))),
+        TaskState.FAILED,
+        f"{'why ' * (WHY_MAX // 4 - 1)}why…",
+        NOW - 5,
+        "mend",
     ),
     "tried again": (
         replace(

@@ -22,6 +22,7 @@ from penstock.runtime import reports
 from penstock.runtime.introspection import Introspection, TaskReport
 from penstock.runtime.reports import (
     SILENT_S,
+    Key,
     Left,
     ProcessReport,
     Reported,
@@ -74,6 +75,17 @@ def test_whoever_runs_a_task_last_speaks_of_it() -> None:
         Left(process="p1"),
     )
     assert state.of("capture", "a") == (process("p2"), task("a", "starting"))
+
+
+def test_a_task_that_a_process_lets_go_is_forgotten_unless_another_runs_it() -> None:
+    both: tuple[Key, ...] = (("capture", "a"), ("capture", "b"))
+    state = folded(
+        Said(process=process("p1"), tasks=(task("a"), task("b"))),
+        Said(process=process("p2"), tasks=(task("b"),)),
+        Said(process=process("p1"), gone=both),
+    )
+    assert state.of("capture", "a") == (None, None)
+    assert state.of("capture", "b") == (process("p2"), task("b"))
 
 
 def test_a_task_that_is_gone_is_forgotten() -> None:
@@ -194,6 +206,12 @@ async def test_others_see_what_matters_at_once_and_nothing_when_it_is_over(store
         assert is_alive(process, time.time())
         activity.fails(Unavailable("away"), retry_in_s=9)
         await until(lambda: doing("retrying"))
+        seen.forget("materialization", "acme/views")
+
+        async def gone() -> bool:
+            return not (await load_reports(store.consensus)).tasks
+
+        await until(gone)
     assert await load_reports(store.consensus) == Reported()
 
 

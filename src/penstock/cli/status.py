@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import textwrap
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 ANSWER_S: Final = 8.0
 """Seconds that the consensus store may take before its silence is the answer."""
+
+WORK_S: Final = 60.0
+"""Seconds that it may take to look at everything, if the store answers."""
 
 WATCH_S: Final = 2.0
 
@@ -75,17 +79,21 @@ def status(
 async def _look(settings: Settings, task: str | None) -> list[TaskStatus]:
     from penstock.status import statuses
 
-    try:
-        async with asyncio.timeout(ANSWER_S), opened(settings) as store:
-            return await statuses(store, await current_catalog(store, settings), task)
-    except TimeoutError:
-        stops.ends_with(1)
-        raise _away(settings) from None
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                store = await stack.enter_async_context(opened(settings))
+                catalog = await current_catalog(store, settings)
+            async with asyncio.timeout(WORK_S):
+                return await statuses(store, catalog, task)
+        except TimeoutError:
+            stops.ends_with(1)
+            raise _away(settings) from None
 
 
 def _away(settings: Settings) -> Unavailable:
     return Unavailable(
-        f"the consensus store did not answer within {ANSWER_S:g} s: what tasks do is not known",
+        "the consensus store does not answer: what tasks do is not known",
         where=mask_url(settings.consensus),
         why="every task waits for it, and goes on by itself when it is back",
         fix="see that its database runs, can be reached and is not locked: penstock doctor",

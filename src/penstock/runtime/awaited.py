@@ -29,8 +29,8 @@ class Wait(NamedTuple):
 
 STORE: Final = Awaited(
     "the consensus store",
-    "see that its database runs, can be reached and is not locked (penstock doctor); the task goes "
-    "on by itself",
+    "see that its database runs, can be reached and is not locked (penstock doctor); all goes on "
+    "by itself then",
 )
 ENDPOINT: Final = Awaited(
     "its endpoint",

@@ -10,11 +10,14 @@ from __future__ import annotations
 import datetime
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.runtime.introspection import Failure, TaskReport
 from penstock.runtime.ops import TaskKindName
+
+WHY_MAX: Final = 120
+"""Characters of an error's reason in a sentence; `penstock status TASK` shows all of it."""
 
 OVERDUE_S: Final = 3.0
 """A read delay that is over by this much is not what a task waits for."""
@@ -130,8 +133,10 @@ class TaskCondition:
     """Reads on from the name of the task."""
     since: float | None = None
     fix: str | None = None
-    waits_for: str | None = field(default=None)
+    waits_for: str | None = None
     """What the sentence is about: the object."""
+    brief: str | None = None
+    """The sentence for tasks that wait for this one, if it is another."""
 
 
 def diagnose(facts: Facts, now: float) -> TaskCondition:
@@ -214,12 +219,15 @@ def _failed(failure: Failure) -> TaskCondition:
         since=failure.at,
         fix=failure.fix or "mend what the error names, and run it again",
         waits_for=failure.where or failure.what,
+        brief=f"has failed: {failure.what}",
     )
 
 
 def _cause(failure: Failure) -> str:
     where = f", at {failure.where}" if failure.where else ""
     why = failure.why or (failure.causes[0] if failure.causes else None)
+    if why is not None and len(why) > WHY_MAX:
+        why = f"{why[: WHY_MAX - 1]}…"
     return f"{failure.what}{where}{f' ({why})' if why else ''}"
 
 
@@ -259,6 +267,7 @@ def _retrying(facts: Facts, now: float) -> TaskCondition | None:
         since=failure.first,
         fix=failure.fix or "mend what the error names: the task goes on by itself",
         waits_for=failure.where or failure.what,
+        brief=f"{times}, and is tried again: {failure.what}",
     )
 
 
@@ -359,7 +368,7 @@ def _behind_others(upstream: Sequence[Upstream]) -> TaskCondition:
     return TaskCondition(
         state=TaskState.WAITING,
         sentence=f"has caught up with {first.collection}; {first.task}, which writes it, "
-        f"{first.status.sentence}{more}",
+        f"{first.status.brief or first.status.sentence}{more}",
         since=first.status.since,
         fix=first.status.fix,
         waits_for=first.task,

@@ -80,6 +80,8 @@ class Said(Struct, frozen=True, kw_only=True, tag="said"):
 
     process: ProcessReport
     tasks: tuple[TaskReport, ...] = ()
+    gone: tuple[Key, ...] = ()
+    """Tasks that it does not run any more."""
 
 
 class Left(Struct, frozen=True, kw_only=True, tag="left"):
@@ -108,6 +110,10 @@ def task_key(kind: TaskKindName, task: str) -> str:
     return f"{kind} {task}"
 
 
+def _key_of(task: Key) -> str:
+    return task_key(*task)
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _Diff = Said | Left
 _diffs: msgspec.msgpack.Decoder[_Diff] = msgspec.msgpack.Decoder(_Diff)
@@ -125,8 +131,11 @@ class ReportsMachine:
     def apply(self, state: Reported, diff: Said | Left, revision: int) -> Reported:
         processes, tasks = dict(state.processes), dict(state.tasks)
         match diff:
-            case Said(process=process, tasks=changed):
+            case Said(process=process, tasks=changed, gone=gone):
                 processes[process.id] = process
+                for each in map(_key_of, gone):
+                    if each in tasks and tasks[each][0] == process.id:
+                        del tasks[each]
                 for report in changed:
                     _put(tasks, process.id, report)
             case Left(process=left, failed=failed, forget=forget):
@@ -135,8 +144,8 @@ class ReportsMachine:
                     tasks = {key: each for key, each in tasks.items() if each[0] != left}
                 for report in failed:
                     _put(tasks, left or "", report)
-                for key in forget:
-                    tasks.pop(task_key(*key), None)
+                for each in map(_key_of, forget):
+                    tasks.pop(each, None)
         return Reported(processes=_newest(processes), tasks=_bounded(tasks))
 
     def encode_diff(self, diff: Said | Left) -> bytes:
@@ -256,7 +265,8 @@ class _Reporter:
             versions[key] = version
             if self._sent.get(key) != version:
                 changed.append(activity.report())
-        await self._append(Said(process=self._process(), tasks=tuple(changed)))
+        gone = tuple(key for key in self._sent if key not in versions)
+        await self._append(Said(process=self._process(), tasks=tuple(changed), gone=gone))
         self._sent = versions
         self._wrote_at = self._introspection.now()
 
