@@ -65,7 +65,11 @@ class Place:
     """A deployment, and the processes that work on it from one directory."""
 
     directory: Path
-    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    environment: dict[str, str] = field(
+        default_factory=lambda: {
+            name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+        }
+    )
 
     def command(
         self, *arguments: str, cwd: Path | None = None, **environment: str
@@ -148,6 +152,13 @@ class Host:
         """How many commands were run for others so far."""
         return self.log().count("runs penstock ")
 
+    def jobs(self) -> int:
+        """How many Spark jobs run now."""
+        before = self.log().count("active jobs: ")
+        self.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: self.log().count("active jobs: ") > before, "it does not answer")
+        return int(self.log().rpartition("active jobs: ")[2].split()[0])
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -173,10 +184,18 @@ async def _host(data: Path, master: str, *, changed: bool, spark: bool) -> None:
         wire.code_stamp = lambda: [stamp[0] + 1, *stamp[1:]]
     settings = Settings.resolve({"data": data, "master": master}, {}, ())
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     async with WarmHost(settings):
         if spark:
-            open_spark(EngineOptions(master=master))
+            context = open_spark(EngineOptions(master=master)).sparkContext
+
+            def count() -> None:
+                active = len(context.statusTracker().getActiveJobsIds())
+                sys.stdout.write(f"active jobs: {active} \n")
+                sys.stdout.flush()
+
+            loop.add_signal_handler(signal.SIGUSR1, count)
         sys.stdout.write(f"hosting as {os.getpid()}\n")
         sys.stdout.flush()
         await stop.wait()

@@ -88,6 +88,7 @@ class _Forker:
                     request, descriptors = self._host.receive_all()
                     if request is not None:
                         self._fork(request, descriptors, selector)
+                        del request  # the environment of one command is nothing to the next
                     else:
                         host_is_there = False
                         selector.unregister(self._host.socket)

@@ -29,14 +29,27 @@ STOPPED_S: Final = 20.0
 HOST_GONE: Final = 75
 """Exit code of a command that ends because its host is gone."""
 
-_NOT_COMPARED: Final = (
-    # what a terminal, a shell, a session or an editor tells of itself
-    "_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "PS1", "PROMPT", "HIST", "LS_COLORS", "LESS",
-    "TERM", "COLORTERM", "TTY", "GPG_TTY", "WINDOWID", "VTE_", "KONSOLE_", "ITERM_", "LC_TERMINAL",
-    "TMUX", "STY", "SSH_", "XDG_SESSION_", "DBUS_", "SESSION_MANAGER", "VSCODE_", "INVOCATION_ID",
-    "JOURNAL_STREAM", "SYSTEMD_", "FORCE_COLOR", "NO_COLOR", "CLICOLOR", "TTY_COMPATIBLE",
-    # what this process reads itself, or sets
-    "PENSTOCK_", "GRPC_", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "PYTEST_",
+_NOT_COMPARED: Final = frozenset(
+    {
+        # what terminals, shells, sessions and editors tell of themselves
+        "_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "PS1", "PROMPT_COMMAND", "HISTFILE",
+        "HISTSIZE", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "TERM", "TERM_PROGRAM",
+        "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "TERMINFO", "COLORTERM", "COLORFGBG", "TTY",
+        "GPG_TTY", "WINDOWID", "VTE_VERSION", "KONSOLE_VERSION", "ITERM_SESSION_ID",
+        "ITERM_PROFILE", "LC_TERMINAL", "LC_TERMINAL_VERSION", "TMUX", "TMUX_PANE", "STY",
+        "WINDOW", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY",
+        "XDG_SESSION_ID", "XDG_SESSION_TYPE", "XDG_SESSION_CLASS", "XDG_VTNR", "XDG_SEAT",
+        "DBUS_SESSION_BUS_ADDRESS", "SESSION_MANAGER", "INVOCATION_ID", "JOURNAL_STREAM",
+        "SYSTEMD_EXEC_PID", "VSCODE_IPC_HOOK_CLI", "VSCODE_GIT_IPC_HANDLE", "FORCE_COLOR",
+        "NO_COLOR", "CLICOLOR", "TTY_COMPATIBLE",
+        # what make tells its commands
+        "MAKEFLAGS", "MAKELEVEL", "MFLAGS",
+        # settings of this process, and what it sets itself
+        "PENSTOCK_DATA", "PENSTOCK_CONSENSUS", "PENSTOCK_BLOB", "PENSTOCK_CATALOG",
+        "PENSTOCK_MASTER", "PENSTOCK_CONF", "PENSTOCK_LOG_LEVEL", "PENSTOCK_LOG_JSON",
+        "PENSTOCK_JSON", "PENSTOCK_DEBUG", "PENSTOCK_FAILPOINT", "GRPC_ENABLE_FORK_SUPPORT",
+        "GRPC_VERBOSITY", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE",
+    }
 )  # fmt: skip
 
 
@@ -97,11 +110,9 @@ class Guest:
         """What tasks would see of the host, and not of the client."""
         if os.getcwd() != self._place:  # noqa: PTH109
             return f"the one that is running is in another directory, {self._place}"
-        names = self._environment.keys() | os.environ.keys()
+        names = (self._environment.keys() | os.environ.keys()) - _NOT_COMPARED
         for name in sorted(names):
             if self._environment.get(name) != os.environ.get(name):
-                if name.startswith(_NOT_COMPARED):
-                    continue
                 return f"the one that is running has another {name} in its environment"
         return None
 
