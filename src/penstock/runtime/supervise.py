@@ -53,7 +53,8 @@ async def supervise(
     try:
         await control.stoppable(_supervised(task, world, control, patience))
     except StoppedEarly:
-        _log.warning("%s: stopped; what was under way is run again the next time", task.name)
+        if not control.nothing_to_finish:
+            _log.warning("%s: stopped; what was under way is run again the next time", task.name)
 
 
 async def _supervised(
