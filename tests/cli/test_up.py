@@ -60,7 +60,7 @@ def counting(**tables: str) -> dict[str, Any]:
         "collections": {"acme/events": EVENTS, "acme/totals": total},
         "captures": {"acme/files": capture("events", {})},
         "materializations": {
-            f"acme/{table}": {
+            f"acme/to-{table}": {
                 "endpoint": {
                     "connector": {
                         "image": "penstock/materialize-sqlite",
@@ -168,12 +168,12 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
         before = len(up.said)
         done(tmp_path, "apply", "catalog.yaml")
         until(lambda: len(rows(tmp_path, "events")) == 101, up)
-        up.until_it_says("acme/bad: failed, and is tried again")
+        up.until_it_says("acme/to-bad: failed, and is tried again")
         write_documents(tmp_path, "events", range(101, 200))
         until(lambda: len(rows(tmp_path, "events")) == 200, up)
         until(lambda: stored_totals(tmp_path) == totals_of(range(200)), up)
         started = re.findall(r"(\S+): (?:starts|has changed)", up.said[before:])
-        assert sorted(started) == ["acme/bad", "acme/events"]
+        assert sorted(started) == ["acme/to-bad", "acme/to-events"]
 
         # What was wrong is mended elsewhere, and a catalog that cannot be applied changes nothing.
         (tmp_path / "bad.db").rmdir()
@@ -183,7 +183,7 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
 
         write_catalog(tmp_path, counting(totals="acme/totals"))
         done(tmp_path, "apply", "catalog.yaml")
-        up.until_it_says("acme/events: is not wanted any more")
+        up.until_it_says("acme/to-events: is not wanted any more")
         write_documents(tmp_path, "events", range(200, 210))
         until(lambda: stored_totals(tmp_path) == totals_of(range(210)), up)
         assert len(rows(tmp_path, "events")) == 200
