@@ -2,7 +2,7 @@
 
 Beside it, a bare psycopg loop receives the same changes over the same protocol, and does nothing
 with them: no capture could be faster. Then rows are changed one transaction after the other, while
-`penstock run --follow` captures them and stores them in a table of the same server; a poller says
+`penstock up` captures them and stores them in a table of the same server; a poller says
 when each is there.
 """
 
@@ -233,7 +233,7 @@ def measure_latency(bench: Bench, server: PostgresServer, seconds: float) -> lis
         directory = Path(temp_dir)
         apply(directory / "data", catalog(url, table="copies"))
         command: list[str | Path] = [
-            sys.executable, "-m", "penstock", "run", "--follow", "--data", directory / "data",
+            sys.executable, "-m", "penstock", "up", "--data", directory / "data",
         ]  # fmt: skip
         with processes.running_process(command, log=directory / "log"):
             insert(source, 0, 1)

@@ -121,7 +121,7 @@ def run(bench: Bench) -> Report:
         directory = Path(temp_dir)
         (directory / "catalog.yaml").write_text(json.dumps(catalog(port)))
         command: list[str | Path] = [
-            sys.executable, "-m", "penstock", "run", "--follow", directory / "catalog.yaml",
+            sys.executable, "-m", "penstock", "up", directory / "catalog.yaml",
             "--data", directory / "data",
         ]  # fmt: skip
         with processes.running_process(command, log=directory / "log"):

@@ -30,7 +30,7 @@ from penstock.catalog.desired import ApplyResult
 from penstock.catalog.evolution import fits_stored
 from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
-from penstock.deployment import check_not_lost
+from penstock.deployment import check_not_lost, refuse_beside_up
 from penstock.engine import EngineOptions, open_spark
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
@@ -41,7 +41,9 @@ from penstock.journal.ownership import Ownership
 from penstock.journal.schemas import Schemas
 from penstock.journal.selector import LabelSelector
 from penstock.model.spec import CollectionSpec
+from penstock.runtime.kinds import shards_of
 from penstock.settings import Settings
+from penstock.status import TaskStatus, statuses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,6 +140,14 @@ class Penstock:
         """
         return self._thread.run(self._run(tasks, shards))
 
+    def status(self) -> tuple[TaskStatus, ...]:
+        """What every task of the catalog does, wherever it runs; and why it waits, if it does."""
+
+        async def look() -> tuple[TaskStatus, ...]:
+            return tuple(await statuses(self._store, await desired.load(self._store)))
+
+        return self._thread.run(look())
+
     def read(
         self,
         collection: str,
@@ -182,6 +192,8 @@ class Penstock:
     async def _run(self, names: Sequence[str], shards: int | None) -> tuple[TaskRun, ...]:
         catalog = await desired.load(self._store)
         specs = tasks_to_run(catalog, names)
+        led = [spec.name for spec in specs if not shards_of(spec).disable]
+        refuse_beside_up(self._settings, led)
         world = await open_world(self._settings, self._store)
         outcomes = await run_graph(catalog, specs, world, shards=shards)
         for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Runs tasks until they have caught up, or on and on: for `penstock run` and `Penstock.run`."""
+"""Runs tasks until they have caught up, for `penstock run` and `Penstock.run`, or on and on."""
 
 from __future__ import annotations
 
@@ -22,26 +22,34 @@ from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.schemas import Schemas
+from penstock.model.domain import domain_of
 from penstock.model.observed import Observed
-from penstock.model.spec import CaptureSpec, Catalog, CollectionSpec, Endpoint, Frozen
+from penstock.model.spec import Catalog, CollectionSpec, Endpoint, Frozen, MaterializationSpec
+from penstock.runtime import requests
+from penstock.runtime.awaited import ENDPOINT, STORE, Awaited
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
+from penstock.runtime.diagnosis import time_text
 from penstock.runtime.graph import Stage, TaskNode, stages
 from penstock.runtime.kinds import (
     Connect,
     TaskSpec,
     build_task,
+    does_nothing,
+    kind_of,
     reads_of,
     runnable_tasks,
     shards_of,
     writes_of,
 )
 from penstock.runtime.refusals import RefusedDocument
+from penstock.runtime.reports import reporting
 from penstock.runtime.session import RunnableTask, World
 from penstock.runtime.supervise import Patience, is_transient, supervise
 from penstock.runtime.waiting import interruptible
+from penstock.scope import Work, working_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,10 +137,8 @@ def tasks_to_run(catalog: Catalog, names: Sequence[str] = ()) -> list[TaskSpec]:
 
 
 def _does_nothing(spec: TaskSpec) -> bool:
-    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
-    if isinstance(spec, CaptureSpec):
-        return not writes_of(spec)
-    return isinstance(spec, CollectionSpec) and not reads_of(spec)
+    """True for what `check` warns of. A materialization says so itself when it is run."""
+    return does_nothing(spec) and not isinstance(spec, MaterializationSpec)
 
 
 def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
@@ -209,45 +215,30 @@ async def run_graph(
             first_round = False
             revision = await current_revision(store)
 
+    for spec in specs:
+        world.introspection.task(kind_of(spec), spec.name)  # it waits for its turn
     running: list[asyncio.Task[None]] = []
-    async with asyncio.TaskGroup() as group:
+    async with reporting(store, world.introspection), asyncio.TaskGroup() as group:
         for stage in graph:  # upstream stages come first, so those that it waits for are there
             running.append(group.create_task(run_stage(stage)))  # noqa: PERF401
     return runs
-
-
-async def run_always(
-    catalog: Catalog,
-    specs: Sequence[TaskSpec],
-    world: World,
-    *,
-    shards: int | None = None,
-    stop: StopHandle | None = None,
-    on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
-) -> list[TaskRun]:
-    """Run tasks, all at once, until they are stopped. One that fails stops no other."""
-    return await asyncio.gather(
-        *(
-            run_until(catalog, spec, world, None, shards=shards, stop=stop, on_progress=on_progress)
-            for spec in specs
-        )
-    )
 
 
 async def run_until(
     catalog: Catalog,
     spec: TaskSpec,
     world: World,
-    revision: int | None,
+    revision: int,
     *,
     shards: int | None = None,
     stop: StopHandle | None = None,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
     run: TaskRun | None = None,
 ) -> TaskRun:
-    """Run a task until it has stored what was committed up to `revision`; until a stop, if None.
+    """Run a task until it has stored what was committed up to `revision`.
 
-    Its errors are part of what became of it, and are not raised. `run` is added to, if given.
+    A task that `penstock task stop` keeps from running is left alone, with a word. Its errors are
+    part of what became of it, and are not raised. `run` is added to, if given.
     """
     run = run or TaskRun(task=spec.name)
 
@@ -255,39 +246,92 @@ async def run_until(
         run.add(progress)
         on_progress(run, progress)
 
-    control = Control(until_revision=revision, on_progress=progressed)
+    control = Control(
+        until_revision=revision,
+        on_progress=progressed,
+        activity=world.introspection.task(kind_of(spec), spec.name),
+    )
     if stop is not None:
         stop.add(control)
     began = time.monotonic()
     try:
-        failures_max = None if revision is None else FAILURES_MAX
+        await keep_running(catalog, spec, world, control, shards=shards, failures_max=FAILURES_MAX)
+    except StoppedEarly:
+        pass
+    except Exception as error:
+        run.error = what_went_wrong(spec, error)
+    finally:
+        if run.error is not None:
+            control.activity.fails(run.error, retry_in_s=None)
+        control.activity.ends()
+        run.seconds += time.monotonic() - began
+        run.stopped = control.is_stopping()
+    return run
+
+
+async def keep_running(
+    catalog: Catalog,
+    spec: TaskSpec,
+    world: World,
+    control: Control,
+    *,
+    shards: int | None = None,
+    failures_max: int | None = None,
+    dataflow_id: int | None = None,
+) -> None:
+    """Build a task and run it as `control` says; raises what needs a person, and `StoppedEarly`.
+
+    `failures_max` failures in a row are too many, of those that may mend themselves.
+    """
+    with working_for(Work(domain_of(kind_of(spec)), dataflow_id)):
+        if not await control.stoppable(_may_run(spec, world, control)):
+            return
+        control.activity.starts()
         while True:
             known = await _learnt(catalog, world)
             catalog = _with_inferred(catalog, known)
             task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
             try:
                 await supervise(task, world, control, Patience(failures_max=failures_max))
-                break
             except RefusedDocument:
                 if await _learnt(catalog, world) == known:
                     raise
                 _log.info("%s: goes on with a wider schema", spec.name)
-    except StoppedEarly:
-        pass
-    except PenstockError as error:
-        run.error = error
-    except Exception as error:
-        # A mistake of ours in one task must not end the others.
-        _log.exception("%s: an unexpected error", spec.name)
-        run.error = Bug(
-            f"an unexpected error: {type(error).__name__}: {error}",
-            where=f"task {spec.name}",
-            fix="report it, with the log; the task goes on from its last transaction",
-        )
-    finally:
-        run.seconds += time.monotonic() - began
-        run.stopped = control.is_stopping()
-    return run
+            else:
+                return
+
+
+def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
+    """Return the error of a task for people: a mistake of ours in one must not end the others."""
+    if isinstance(error, PenstockError):
+        return error
+    _log.error("%s: an unexpected error", spec.name, exc_info=error)
+    return Bug(
+        f"an unexpected error: {type(error).__name__}: {error}",
+        where=f"task {spec.name}",
+        fix="report it, with the log; the task goes on from its last transaction",
+    )
+
+
+async def _may_run(spec: TaskSpec, world: World, control: Control) -> bool:
+    """False if somebody keeps the task from running; one that runs for ever waits until it may."""
+    store = world.planner.journals.store
+    with control.waits.on(spec.name, STORE):
+        since = await requests.stopped_since(store, spec.name)
+    if since is None:
+        return True
+    control.activity.ends()
+    _log.warning(
+        "%s: not run: it was stopped at %s; penstock task start %s lets it run",
+        spec.name,
+        time_text(since),
+        spec.name,
+    )
+    if control.until_revision is None:
+        await requests.until_started(store, spec.name)
+        return True
+    control.stop_for_now()
+    return False
 
 
 async def _learnt(catalog: Catalog, world: World) -> dict[str, Observed]:
@@ -323,7 +367,10 @@ async def _built(
             if not is_transient(error) or failures == failures_max:
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
-            await asyncio.sleep(min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX))
+            wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
+            control.activity.fails(error, count=failures, retry_in_s=wait_s)
+            await asyncio.sleep(wait_s)
+            control.activity.starts()
 
 
 async def build_stoppably(
@@ -352,11 +399,12 @@ async def build_stoppably(
         for each in made:
             each.interrupt()
 
-    def look() -> str | None:
-        return next(filter(None, (each.waits_for() for each in made)), None)
+    def look() -> Awaited | None:
+        found = next(filter(None, (each.waits_for() for each in made)), None)
+        return None if found is None else Awaited(found, ENDPOINT.fix)
 
     connect = Connect(capture, materialization)
-    with control.waits.on(spec.name, "its endpoint", look):
+    with control.waits.on(spec.name, ENDPOINT, look):
         return await interruptible(
             lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt
         )

@@ -11,14 +11,16 @@ import atexit
 import contextlib
 import dataclasses
 import enum
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,8 @@ from penstock.errors import Unavailable, UserError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger("penstock.engine")
 
 JAVA_MIN = 17
 
@@ -42,6 +46,7 @@ _SHORT_YOUNG = "-Xmn128m"
 later."""
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_POOLS = Path(__file__).with_name("fairscheduler.xml")
 
 _FIXED: Mapping[str, str] = {
     # Member names of JSON documents are case-sensitive, and arithmetic never wraps or yields NULL.
@@ -62,6 +67,7 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": _POOLS.as_uri(),
     # Hundreds of exchange partitions cost more than they spread at the sizes of a transaction.
     "spark.sql.shuffle.partitions": "8",
     # What a task scans it may have to sort: much smaller tasks cost time, larger ones memory.
@@ -94,15 +100,66 @@ class EngineOptions:
     lifetime: Lifetime = Lifetime.LONG
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A way into the JVM of another process, where Spark is running."""
+
+    port: int
+    secret: str = dataclasses.field(repr=False)
+
+
+Lender = Callable[[EngineOptions], Gateway | str]
+"""Lets this process use the Spark of another one, or says why it cannot."""
+
+_lender: Lender | None = None
+_opening = threading.Lock()
+
+
+def borrow_from(lender: Lender) -> None:
+    """Ask `lender` when Spark is first needed, before starting one."""
+    global _lender
+    _lender = lender
+
+
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
     """Build the process's SparkSession, or return the one it already has."""
+    options = options or EngineOptions()
+    with _opening:  # tasks that need Spark first may be several
+        if (running := _running()) is not None:
+            return running
+        if _lender is not None:
+            found = _lender(options)
+            if isinstance(found, Gateway):
+                return _connect(found, options)
+            _log.info("starting Spark for this command alone: %s", found)
+        return _start(options)
+
+
+def _connect(lent: Gateway, options: EngineOptions) -> SparkSession:
+    """Use the session of another process; what is set of it stays as it is."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    connect: Any = launch_gateway  # it has no types
+    where = {"PYSPARK_GATEWAY_PORT": str(lent.port), "PYSPARK_GATEWAY_SECRET": lent.secret}
+    with _environment({**where, **_executor_python(options.conf)}):
+        gateway = connect()
+        jvm = gateway.jvm
+        running = jvm.org.apache.spark.SparkContext.getOrCreate()
+        context = SparkContext(
+            gateway=gateway,
+            jsc=jvm.JavaSparkContext(running),
+            conf=SparkConf(_jconf=running.conf()),
+        )
+    return SparkSession(context)
+
+
+def _start(options: EngineOptions) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    if (running := _running()) is not None:
-        return running
-    options = options or EngineOptions()
     if clash := sorted(set(options.conf) & set(_FIXED)):
         raise UserError(
             f"{clash[0]} cannot be changed",
@@ -249,13 +306,17 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if " " in text else text
 
 
+def _executor_python(conf: Mapping[str, str]) -> dict[str, str]:
+    return {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
+
+
 def _launch_environment(conf: Mapping[str, str], java: Java) -> dict[str, str]:
     """Settings that Spark's launcher and PySpark read from the environment only.
 
     Executors run this very interpreter: the first `python3` on the path lacks our packages. A
     cluster whose machines keep it elsewhere says so with `spark.pyspark.python`.
     """
-    wanted = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
+    wanted = _executor_python(conf)
     if java.home is not None:
         wanted["JAVA_HOME"] = str(java.home)
     return wanted

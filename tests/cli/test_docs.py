@@ -67,7 +67,7 @@ def test_every_command_that_is_named_exists(document: Path) -> None:
 
 
 def test_what_does_not_exist_is_found() -> None:
-    assert problems("`penstock up`") == ["penstock up"]
+    assert problems("`penstock fly`") == ["penstock fly"]
     assert problems("```\n$ penstock read a/b --no-such\n```") == ["penstock read --no-such"]
     assert problems("```\npenstock gc \\\n  --nothing\n```") == ["penstock gc --nothing"]
     assert problems("`penstock task fly`") == ["penstock task fly"]

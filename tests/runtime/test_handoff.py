@@ -12,9 +12,9 @@ from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.ownership import is_used, own_objects
 from penstock.runtime import job_runner
+from penstock.runtime.control import Control
 from penstock.runtime.job_runner import HANDOFF, JobRunner
 from penstock.runtime.spark_tasks import write_handoff
-from penstock.runtime.waiting import Waits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,8 +31,7 @@ def runner(spark: SparkSession, directory: Path, epoch: int, url: str = "") -> J
         lambda _: spark,
         epoch=epoch,
         local_dir=directory / "local",
-        waits=Waits(),
-        waits_for=lambda: None,
+        control=Control(),
     )
 
 

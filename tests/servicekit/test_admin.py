@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from urllib.parse import quote
 
 import pytest
 
@@ -39,6 +41,25 @@ async def test_pages_follow_the_state_of_the_process() -> None:
         assert status == 200
         assert "p_things_total 2.0" in text
         assert (await get(port, "/nothing"))[0] == 404
+
+
+async def test_relations_are_served_as_json_and_limited() -> None:
+    rows = [{"number": number} for number in range(admin.ROWS_MAX + 5)]
+    app = application(Registry("p_"), lambda: Readiness(True), {"numbers": lambda: rows})
+    async with serving(app, 0) as port:
+        base = "/introspection/v1"
+        assert json.loads((await get(port, base))[1]) == {"relations": ["numbers"]}
+        found = json.loads((await get(port, f"{base}/numbers"))[1])
+        assert (len(found["rows"]), found["truncated"]) == (admin.ROWS_MAX, True)
+        assert found["as_of"].endswith("Z")
+        found = json.loads((await get(port, f"{base}/numbers?limit=2"))[1])
+        assert found["rows"] == rows[:2]
+        for limit in ("-1", "x", "\u0663"):
+            assert (await get(port, f"{base}/numbers?limit={quote(limit)}"))[0] == 400
+        status, text = await get(port, f"{base}/others")
+        assert (status, text) == (404, "no relation has this name; there are numbers\n")
+    async with serving(application(Registry("p_"), lambda: Readiness(True)), 0) as port:
+        assert (await get(port, "/introspection/v1/tasks"))[0] == 404
 
 
 async def test_a_taken_port_is_an_error_of_the_caller() -> None:

@@ -21,6 +21,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.catalog.build import BuildResult
     from penstock.catalog.desired import ApplyResult
+    from penstock.consensus.store import Consensus
     from penstock.model.observed import Observed
 
 _COLUMNS = (
@@ -75,7 +76,7 @@ def _built(
     environ: Mapping[str, str] | None,
     inferred: Mapping[str, Observed],
     *,
-    allow_outside: bool,
+    allow_outside: bool = False,
 ) -> BuildResult:
     from penstock.catalog.build import build_valid
     from penstock.connectors.builtin import BUILTIN
@@ -95,14 +96,25 @@ async def _apply(
     *,
     dry_run: bool,
 ) -> ApplyResult:
+    async with opened(settings, create=True) as store:
+        return await _applied(store, build, dry_run=dry_run)
+
+
+async def _applied(
+    store: Consensus, build: Callable[[Mapping[str, Observed]], BuildResult], *, dry_run: bool
+) -> ApplyResult:
     from penstock.catalog import desired
     from penstock.catalog.evolution import fits_stored
     from penstock.journal.inferred import all_inferred
 
-    async with opened(settings, create=True) as store:
-        built = build(await all_inferred(store))
-        check = fits_stored(store, built.collections)
-        return await desired.apply(store, built.catalog, check=check, dry_run=dry_run)
+    built = build(await all_inferred(store))
+    check = fits_stored(store, built.collections)
+    return await desired.apply(store, built.catalog, check=check, dry_run=dry_run)
+
+
+async def applied_first(store: Consensus, mains: Sequence[Path]) -> ApplyResult:
+    """Check and apply catalogs before they are run, as `penstock apply` does."""
+    return await _applied(store, partial(_built, mains, os.environ), dry_run=False)
 
 
 def report(applied: ApplyResult, *, dry_run: bool) -> dict[str, object]:

@@ -146,7 +146,7 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
         (f"cd {directory}", "everything is in here; the database is shop.db"),
         ("cp data/stock.jsonl data/stock-2.jsonl", "a new file, of the same movements"),
         ("penstock run", "sums grow, each document counted once"),
-        ("penstock run --follow", "the same for files to come, until Ctrl-C"),
+        ("penstock up", "everything, on and on, with a table of what runs; Ctrl-C ends it"),
         ("penstock read ops/stats", "a document about each transaction"),
         ("penstock check --explain catalog.yaml", "the plan that Spark runs"),
     ):

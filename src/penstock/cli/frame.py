@@ -26,6 +26,7 @@ from penstock.errors import PenstockError
 from penstock.servicekit import logs
 from penstock.servicekit.secrets import mask
 from penstock.settings import LOG_LEVELS, Settings
+from penstock.warm.client import COMMANDS, OWN_SPARK
 
 INTERRUPTED = 130
 _PANEL = "Common options"
@@ -34,10 +35,27 @@ stdout = Console(soft_wrap=True, highlight=False)
 stderr = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
+def look_at_terminal() -> None:
+    """Look at the terminal and the environment again: a process that was forked has others."""
+    Console.__init__(stdout, soft_wrap=True, highlight=False)
+    Console.__init__(stderr, stderr=True, soft_wrap=True, highlight=False)
+
+
 def _option(names: str, text: str, variable: str | None = None) -> Any:  # noqa: ANN401 - typer's own
     suffix = rf" \[env: {variable}]" if variable else ""
     return typer.Option(*names.split(), help=text + suffix, rich_help_panel=_PANEL)
 
+
+_OWN_SPARK = inspect.Parameter(
+    "own_spark",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(OWN_SPARK, help="Start Spark, rather than use that of a running process."),
+    ],
+)
+"""For commands that may be run elsewhere. One that is run here has no other Spark to use."""
 
 _COMMON: Mapping[str, tuple[Any, Any]] = {
     "data": (
@@ -112,6 +130,9 @@ def register(app: typer.Typer, function: Callable[..., None], name: str | None =
     """Add `function` to `app` as a command, with the common options after its own."""
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "settings"]
+    name = name or function.__name__.replace("_", "-")
+    if name in COMMANDS:
+        own.append(_OWN_SPARK)
     common = [
         inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=a)
         for n, (a, d) in _COMMON.items()
@@ -121,6 +142,7 @@ def register(app: typer.Typer, function: Callable[..., None], name: str | None =
     @functools.wraps(function)
     def run(**arguments: Any) -> None:  # noqa: ANN401
         flags = {n: arguments.pop(n) for n in _COMMON if n not in signature.parameters}
+        arguments.pop(_OWN_SPARK.name, None)
         with _reporting(debug=bool(flags["debug"])):
             settings = Settings.resolve(flags, os.environ, _directories(arguments, flags))
             logs.configure(
@@ -134,7 +156,7 @@ def register(app: typer.Typer, function: Callable[..., None], name: str | None =
     for parameter in parameters:
         _name_value(parameter)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(name or function.__name__.replace("_", "-"))(run)
+    app.command(name)(run)
 
 
 def _help_text(function: Callable[..., None]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -27,8 +29,10 @@ from penstock.cli import (
     read,
     run,
     shuffle,
+    status,
     task,
     test,
+    up,
     verify,
 )
 from penstock.cli.frame import register, stdout
@@ -72,6 +76,8 @@ register(app, apply.apply)
 register(app, append.append)
 register(app, read.read)
 register(app, run.run)
+register(app, up.up)
+register(app, status.status)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)
@@ -86,8 +92,11 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Control running tasks.", no_args_is_help=True)
+tasks = typer.Typer(name="task", help="Stop, start and delete tasks.", no_args_is_help=True)
 register(tasks, task.close_now)
+register(tasks, task.stop)
+register(tasks, task.start)
+register(tasks, task.delete)
 app.add_typer(tasks)
 
 connectors = typer.Typer(
@@ -100,11 +109,17 @@ register(connectors, connector.check)
 app.add_typer(connectors)
 
 
+@functools.cache
+def commands() -> Callable[..., None]:
+    """All of the above, as something to call."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line; the process's exit code says how it went."""
     stops.own_process()
     try:
-        app()
+        commands()(prog_name="penstock")
     except SystemExit as ended:
         if stops.code is None:
             raise

@@ -238,12 +238,13 @@ async def _preview_tables(
 ) -> AsyncIterator[Materialization]:
     """The task's connector, for tables that nobody else uses."""
     from penstock.connectors.builtin import materialization
-    from penstock.runtime.waiting import in_thread, interruptible
+    from penstock.runtime.awaited import ENDPOINT
+    from penstock.runtime.waiting import blocked, in_thread, interruptible
 
     connector = materialization(spec.endpoint, spec.name)
     paths = [connector.path(each.resource.value) for each in spec.bindings if not each.disable]
     with contextlib.ExitStack() as stack:
-        with control.waits.on(spec.name, "its endpoint", connector.waits_for):
+        with control.waits.on(spec.name, ENDPOINT, blocked(connector.waits_for, ENDPOINT)):
             preview = await interruptible(
                 lambda: stack.enter_context(connector.preview(paths)), connector.interrupt
             )

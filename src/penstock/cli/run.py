@@ -1,4 +1,4 @@
-"""`penstock run`: run tasks until everything that is there now has been processed, or for ever."""
+"""`penstock run`: run tasks until everything that is there now has been processed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,27 @@ from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
 from penstock.cli.tables import size_text
-from penstock.errors import Unavailable
+from penstock.errors import Unavailable, UserError
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.batch import TaskRun
+    from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
     from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.session import World
+
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        "--admin-port",
+        min=0,
+        max=65_535,
+        help="Serve on loopback what tasks do, as JSON; 0: any free port.",
+        show_default=False,
+    ),
+]
 
 
 def run(
@@ -47,10 +60,14 @@ def run(
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
-    follow: Annotated[
+    take_over: Annotated[
         bool,
-        typer.Option("--follow", help="Go on with what comes, until Ctrl-C or the timeout."),
+        typer.Option(
+            "--take-over",
+            help="Also run tasks that a penstock up runs, which takes them back afterwards.",
+        ),
     ] = False,
+    admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
@@ -63,8 +80,8 @@ def run(
     and once, also if this process is killed in between: run it again, and it goes on where it was.
     One task that fails does not stop another; the exit code is 1 then.
 
-    With --follow, all tasks run at once and go on with whatever comes: captures that serve or
-    watch something need that.
+    To go on with whatever comes, use penstock up; captures that serve or watch something need that.
+    While that runs, it processes what is there, and its tasks are not run here.
 
     Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
     a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
@@ -73,7 +90,16 @@ def run(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    stops.run(_run(settings, task or (), shards, limit_s, follow=follow, install=install))
+    running = _run(
+        settings,
+        task or (),
+        shards,
+        limit_s,
+        take_over=take_over,
+        install=install,
+        admin_port=admin_port,
+    )
+    stops.run(running)
 
 
 def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
@@ -108,21 +134,34 @@ async def _run(
     shards: int | None,
     limit_s: float | None,
     *,
-    follow: bool,
+    take_over: bool,
     install: bool,
+    admin_port: int | None,
 ) -> None:
-    from penstock.batch import StopHandle, open_world, run_always, run_graph, tasks_to_run
+    from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
+    from penstock.deployment import refuse_beside_up, taking_over
+    from penstock.runtime.kinds import shards_of
+    from penstock.scope import DomainThreads
 
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(DomainThreads())
     until = None if limit_s is None else loop.time() + limit_s
     async with contextlib.AsyncExitStack() as stack:
         async with _answering(settings, until, limit_s):
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
             catalog = await current_catalog(store, settings)
             specs = tasks_to_run(catalog, names)
-            world = await open_world(settings, store, ends=not follow)
+            await _check_not_stopped(store, names)
+            if take_over:
+                stack.enter_context(taking_over(settings))
+            else:
+                led = [spec.name for spec in specs if not shards_of(spec).disable]
+                refuse_beside_up(settings, led)
+            world = await open_world(settings, store, ends=True)
+        if admin_port is not None:
+            await stack.enter_async_context(administered(world, admin_port))
         if install:
-            await _install(catalog)
+            await install_imports(catalog)
         handle = StopHandle()
 
         def stop() -> None:
@@ -131,9 +170,8 @@ async def _run(
             handle.stop()
 
         with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
-            run_all = run_always if follow else run_graph
             running = asyncio.create_task(
-                run_all(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
+                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
             )
             left_s = None if until is None else max(0.0, until - loop.time())
             _, late = await asyncio.wait([running], timeout=left_s)
@@ -149,7 +187,45 @@ async def _run(
         raise typer.Exit(1)
 
 
-async def _install(catalog: Catalog) -> None:
+async def _check_not_stopped(store: Consensus, names: Sequence[str]) -> None:
+    """A task that is named must be allowed to run; of all tasks, others are left out."""
+    from penstock.runtime.diagnosis import time_text
+    from penstock.runtime.requests import stopped_since
+
+    for name in names:
+        if (since := await stopped_since(store, name)) is not None:
+            raise UserError(
+                f"{name} was stopped at {time_text(since)}, and is not run",
+                fix=f"let it run again: penstock task start {name}",
+            )
+
+
+@contextlib.asynccontextmanager
+async def administered(world: World, port: int) -> AsyncIterator[None]:
+    """Within this, the admin address shows what the tasks of this process do."""
+    from penstock.servicekit import admin
+    from penstock.servicekit.metrics import Registry
+    from penstock.servicekit.readiness import Readiness
+
+    app = admin.application(
+        Registry("penstock"), lambda: Readiness(ready=True), world.introspection.relations()
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            bound = await stack.enter_async_context(admin.serving(app, port))
+        except OSError as error:
+            raise Unavailable(
+                f"port {port} cannot be used for the admin address",
+                why=str(error),
+                fix="choose another one with --admin-port, or 0 for any that is free",
+            ) from None
+        address = f"http://{admin.LOOPBACK}:{bound}/introspection/v1"
+        stderr.print(f"what tasks do: {address}", markup=False)
+        yield
+
+
+async def install_imports(catalog: Catalog) -> None:
+    """Install the packages that derivations import."""
     from penstock.runtime.derive.languages import install_packages
 
     stderr.print("installing the packages that derivations import")

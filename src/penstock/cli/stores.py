@@ -20,6 +20,7 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
     """Open the consensus store. Commands that only read do not `create` a missing one."""
     from penstock.consensus.open import open_consensus, sqlite_path
     from penstock.deployment import check_not_lost, is_there
+    from penstock.runtime.awaited import store_at
     from penstock.runtime.waiting import Waits
 
     url = settings.consensus
@@ -30,7 +31,7 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
             where=str(sqlite_path(url)),
             fix="pass --data for another, or start here: penstock apply catalog.yaml",
         )
-    with Waits().on("this command", f"the consensus store {mask_url(url)}"):
+    with Waits().on("this command", store_at(mask_url(url))):
         store = await open_consensus(url)
     try:
         yield store
@@ -45,10 +46,11 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     from penstock.catalog.evolution import fits_stored
     from penstock.connectors.builtin import BUILTIN
     from penstock.journal.inferred import all_inferred
+    from penstock.runtime.awaited import store_at
     from penstock.runtime.waiting import Waits
 
     given = None
-    with Waits().on("this command", f"the consensus store {mask_url(settings.consensus)}"):
+    with Waits().on("this command", store_at(mask_url(settings.consensus))):
         if settings.catalog:
             given = build_valid(
                 settings.catalog,

@@ -1,22 +1,32 @@
-"""`penstock task`: requests to a task that runs in another process."""
+"""`penstock task`: control tasks, wherever they run."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from penstock.cli.frame import stderr
+from penstock.cli.frame import print_json, stderr
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
 from penstock.errors import UserError
 from penstock.settings import Settings
 
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+    from penstock.deletion import Deletion
 
-def close_now(
-    settings: Settings,
-    name: Annotated[str, typer.Argument(help="Name of the task.", show_default=False)],
-) -> None:
+T = TypeVar("T")
+
+TaskName = Annotated[
+    str, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)
+]
+
+
+def close_now(settings: Settings, name: TaskName) -> None:
     """Close the open transaction of a running task before its minimum duration.
 
     The request goes to the process that runs the task now. If there is none, or no transaction is
@@ -24,19 +34,110 @@ def close_now(
 
     Example: penstock task close-now acme/views
     """
-    stops.run(_close_now(settings, name))
+    from penstock.runtime import requests
+
+    stops.run(_on(settings, name, lambda store: requests.close_now(store, name)))
     stderr.print(f"asked {name} to close its transaction", markup=False)
 
 
-async def _close_now(settings: Settings, name: str) -> None:
-    from penstock.runtime.requests import CLOSE_NOW, request
+def stop(settings: Settings, name: TaskName) -> None:
+    """Keep a task from running, until it is started again.
+
+    A process that runs it ends it at its next transaction boundary; other tasks go on. `penstock
+    run` leaves it out. Nothing is lost: it goes on from its last transaction.
+
+    Example: penstock task stop acme/views
+    """
+    from penstock.runtime import requests
+
+    at = int(time.time())
+    changed = stops.run(_on(settings, name, lambda store: requests.stop(store, name, at=at)))
+    said = "is stopped, at its next transaction boundary" if changed else "was stopped before"
+    stderr.print(f"{name} {said}; penstock task start {name} lets it run again", markup=False)
+
+
+def start(settings: Settings, name: TaskName) -> None:
+    """Let a task run again that was stopped.
+
+    A process that runs tasks for ever goes on with it at once; otherwise the next run does.
+
+    Example: penstock task start acme/views
+    """
+    from penstock.runtime import requests
+
+    changed = stops.run(_on(settings, name, lambda store: requests.start(store, name)))
+    said = "may run again" if changed else "was not stopped"
+    stderr.print(f"{name} {said}", markup=False)
+
+
+def delete(
+    settings: Settings,
+    name: TaskName,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete it without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and what would stay.")
+    ] = False,
+) -> None:
+    """Delete a task from the applied catalog, and its recovery log: how far it has read.
+
+    It must not run. Documents of collections, tables at the endpoint and the catalog's files stay,
+    and it says so. A task of the same name that is applied later starts from the beginning.
+
+    Example: penstock task delete acme/views --dry-run
+    """
+    deletion = stops.run(_plan(settings, name))
+    if settings.json:
+        print_json({"task": name, "kinds": deletion.kinds, "leaves": deletion.leaves})
+    else:
+        for sentence in deletion.leaves:
+            stderr.print(f"- {sentence}", markup=False)
+    if dry_run:
+        stderr.print(f"{_kinds(deletion)} {name} would be deleted", markup=False)
+        return
+    if not yes and not _agreed(deletion):
+        raise UserError(
+            f"{name} is not deleted: nobody has agreed to it",
+            fix=f"penstock task delete {name} --yes",
+        )
+    stops.run(_delete(settings, deletion))
+    stderr.print(f"{_kinds(deletion)} {name} is deleted", markup=False)
+
+
+def _kinds(deletion: Deletion) -> str:
+    return " and ".join(deletion.kinds)
+
+
+def _agreed(deletion: Deletion) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return typer.confirm(f"delete {_kinds(deletion)} {deletion.task}?", err=True)
+
+
+async def _plan(settings: Settings, name: str) -> Deletion:
+    from penstock.deletion import plan_deletion
+
+    async with opened(settings) as store:
+        return await plan_deletion(store, await current_catalog(store, settings), name)
+
+
+async def _delete(settings: Settings, deletion: Deletion) -> None:
+    from penstock.deletion import delete, plan_deletion
 
     async with opened(settings) as store:
         catalog = await current_catalog(store, settings)
-        known = [spec.name for spec in catalog.materializations]
+        await delete(store, catalog, await plan_deletion(store, catalog, deletion.task))
+
+
+async def _on(settings: Settings, name: str, act: Callable[[Consensus], Awaitable[T]]) -> T:
+    """Act on a task, which must be in the catalog."""
+    from penstock.runtime.kinds import runnable_tasks
+
+    async with opened(settings) as store:
+        catalog = await current_catalog(store, settings)
+        known = [spec.name for spec in runnable_tasks(catalog)]
         if name not in known:
             raise UserError(
                 f"there is no task {name}",
                 fix=f"known tasks: {', '.join(known)}" if known else "apply a catalog with tasks",
             )
-        await request(store, name, CLOSE_NOW)
+        return await act(store)

@@ -88,7 +88,7 @@ LOCAL_PIECES_MAX: Final = 1024
 """Inline rows that the driver decodes itself: far less work than to start Python in a task."""
 
 LOCAL_OBJECTS_MAX: Final = 16
-"""Small objects that it reads itself as well, if a transaction has no others."""
+"""Objects that it reads itself as well, if there are no others and all are small together."""
 
 # --------------------------------------------------------------------------------------- planning
 
@@ -246,7 +246,7 @@ def plan_scan(
 ) -> ScanPlan:
     """Sort the visible rows of journals by how they are best read.
 
-    With `few_here`, the driver reads objects itself that are few and small.
+    With `few_here`, the driver reads rows itself that are few.
     """
     readable: list[_Object] = []
     rest: list[VisibleRows] = []
@@ -305,7 +305,6 @@ def _is_few(objects: Sequence[_Object], others: Sequence[VisibleRows]) -> bool:
     return (
         len(objects) <= LOCAL_OBJECTS_MAX
         and len(others) <= LOCAL_PIECES_MAX
-        and all(each.small for each in objects)
         and all(isinstance(rows.fragment.at, Inline) for rows in others)
         and sum(each.bytes for each in objects) + sum(rows.fragment.bytes for rows in others)
         <= LOCAL_BYTES_MAX

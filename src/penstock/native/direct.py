@@ -16,12 +16,14 @@ import threading
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import pyarrow
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 pa: Any = pyarrow
@@ -32,8 +34,8 @@ _PYTHON: Final = ("Python", "InArrow", "InPandas")
 """Parts of the names of operators that need Python workers, which belong to tasks."""
 
 _lock = threading.Lock()
-_compiled: dict[int, Any] = {}
-"""The compiled `DirectPlans`, by the identity of the context that it was compiled in."""
+_compiled: WeakKeyDictionary[SparkContext, Any] = WeakKeyDictionary()
+"""The compiled `DirectPlans`, by the context that it was compiled for."""
 
 
 class SmallFrame:
@@ -64,7 +66,7 @@ class SmallFrame:
 def cancel_group(spark: SparkSession, group: str) -> None:
     """End the jobs of a group, and what is evaluated without one."""
     spark.sparkContext.cancelJobGroup(group)
-    if (plans := _compiled.get(id(spark.sparkContext))) is not None:
+    if (plans := _compiled.get(spark.sparkContext)) is not None:
         plans.cancel(group)
 
 
@@ -76,7 +78,7 @@ def executed_plan(frame: DataFrame) -> str:
 def _direct_plans(spark: SparkSession) -> Any:  # noqa: ANN401 - an object of the JVM
     context: Any = spark.sparkContext
     with _lock:
-        if id(context) not in _compiled:
+        if context not in _compiled:
             jvm = context._jvm  # noqa: SLF001 - pyspark has no public way to its JVM
             compiler = jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
@@ -84,6 +86,5 @@ def _direct_plans(spark: SparkSession) -> Any:  # noqa: ANN401 - an object of th
             made = compiler.getClassLoader().loadClass("penstock.DirectPlans")
             arguments = context._gateway.new_array(jvm.Object, 1)  # noqa: SLF001
             arguments[0] = context._jsc.sc().conf()  # noqa: SLF001
-            _compiled.clear()  # of a context that was stopped
-            _compiled[id(context)] = made.getConstructors()[0].newInstance(arguments)
-        return _compiled[id(context)]
+            _compiled[context] = made.getConstructors()[0].newInstance(arguments)
+        return _compiled[context]

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.model.json_order import Json
+from penstock.runtime.introspection import Activity, Introspection
 from penstock.runtime.protocol import CloseRequested, Event, StopRequested
 from penstock.runtime.waiting import Waits
 
@@ -51,6 +53,11 @@ class TransactionSummary:
     seconds: float
 
 
+def unobserved() -> Activity:
+    """Return an activity that nobody looks at."""
+    return Introspection(time.time).task("materialization", "")
+
+
 @dataclass(slots=True, kw_only=True)
 class Control:
     """The requests made of a running task, and the callbacks that report on it. Not thread-safe."""
@@ -67,19 +74,33 @@ class Control:
     """Called with the state patches of each committed transaction."""
     on_document: Callable[[str, str], None] = lambda _, __: None
     """Called by a preview, with a collection and the JSON of a document that it would get."""
-    waits: Waits = field(default_factory=Waits)
+    activity: Activity = field(default_factory=unobserved)
+    """Where the runtime says what the task does."""
+    waits: Waits = field(init=False)
     nothing_to_finish: bool = True
     """True while a first stop may end the work at once."""
     transactions: int = 0
     """Committed so far, in all sessions."""
+    kept_from_running: bool = False
+    """It stops because it may not run for now."""
     _asked: list[Event] = field(default_factory=list)
     _wake: Callable[[], None] = lambda: None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: bool = False
 
+    def __post_init__(self) -> None:
+        self.waits = Waits(self.activity.wait_changed)
+        self.activity.waits_are(lambda: self.waits.longest)
+
     def committed(self, summary: TransactionSummary, patches: Sequence[Json]) -> None:
         """Report a committed transaction."""
         self.transactions += 1
+        self.activity.committed(
+            documents=summary.documents,
+            size=summary.bytes,
+            stored=summary.stored,
+            jobs=summary.jobs,
+        )
         self.on_state(patches)
         self.on_progress(summary)
 
@@ -105,6 +126,12 @@ class Control:
         self._aborted = self.is_stopping()
         self._stop.set()
         self._wake()
+
+    def stop_for_now(self) -> None:
+        """End as `stop` does, once: somebody keeps the task from running (`runtime.requests`)."""
+        if not self.is_stopping():
+            self.kept_from_running = True
+            self.stop()
 
     def abort(self) -> None:
         """End at once."""

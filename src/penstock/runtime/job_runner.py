@@ -27,8 +27,11 @@ from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.evolve import UnreadableDocument
 from penstock.journal.state import JournalState
-from penstock.runtime import refusals
-from penstock.runtime.waiting import INTERRUPT_S, Look, Waits, ignore_result, in_thread
+from penstock.runtime import refusals, spark_slots
+from penstock.runtime.awaited import ENDPOINT, SPARK, SPARK_STARTS, Awaited
+from penstock.runtime.control import Control
+from penstock.runtime.waiting import INTERRUPT_S, blocked, ignore_result, in_thread
+from penstock.scope import spark_scope
 from penstock.shuffle.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -71,18 +74,19 @@ class JobRunner:
         *,
         epoch: int,
         local_dir: Path,
-        waits: Waits,
-        waits_for: Look,
+        control: Control,
+        waits_for: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`waits_for` finds out what a Spark task waits for, if it waits."""
+        """`waits_for` finds out what a Spark task waits for at the endpoint, if it waits."""
         self._task = task
         self._bindings = {binding.index: binding for binding in bindings}
         self._planner = planner
         self._start_spark = start_spark
         self._epoch = epoch
         self._local = local_dir / task.encode().hex()
-        self._waits = waits
-        self._waits_for = waits_for
+        self._waits = control.waits
+        self._activity = control.activity
+        self._waits_for = blocked(waits_for, ENDPOINT)
         self._spark: SparkSession | None = None
         self.jobs_run = 0
 
@@ -95,7 +99,7 @@ class JobRunner:
     async def start(self, waiting_bytes: int) -> None:
         """Start Spark, unless that was done, for this many stored bytes."""
         if self._spark is None:
-            with self._waits.on(self._task, "Spark to start"):
+            with self._waits.on(self._task, SPARK_STARTS):
                 spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
             await asyncio.to_thread(self._sweep, spark)
             self._spark = spark
@@ -167,21 +171,33 @@ class JobRunner:
         context = self.spark.sparkContext
         group = f"{self._task}/{self._epoch}/{time.monotonic_ns()}"
 
-        def grouped() -> T:
-            context.setJobGroup(group, f"transaction of {self._task}", interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", self._task)
-            try:
-                return call()
-            finally:
-                self.jobs_run += len(context.statusTracker().getJobIdsForGroup(group))
+        jobs = 0
 
+        def grouped() -> T:
+            nonlocal jobs
+            with spark_scope(context, group=group, description=f"transaction of {self._task}"):
+                try:
+                    return call()
+                finally:
+                    jobs = len(context.statusTracker().getJobIdsForGroup(group))
+
+        def look() -> Awaited | None:
+            return self._waits_for() or spark_slots.missing(context, group)
+
+        began, error = time.time(), None
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
         try:
-            with self._waits.on(self._task, "Spark", self._waits_for):
+            with spark_slots.used_by(self._task, group), self._waits.on(self._task, SPARK, look):
                 return await asyncio.shield(running)
         except asyncio.CancelledError:
             await _cancelled(running, functools.partial(_cancel_group, self.spark, group))
             raise
+        except Exception as failed:
+            error = summarize_error(failed)
+            raise
+        finally:
+            self.jobs_run += jobs
+            self._activity.ran_job(group, began, jobs, error)
 
     # ----------------------------------------------------------------------------- between two jobs
 

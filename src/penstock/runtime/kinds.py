@@ -20,6 +20,7 @@ from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.derive import build as derive
 from penstock.runtime.materialize import build as materialize
+from penstock.runtime.ops import TaskKindName
 from penstock.runtime.session import RunnableTask
 
 TaskSpec: TypeAlias = CaptureSpec | CollectionSpec | MaterializationSpec
@@ -37,6 +38,20 @@ class Connect:
 def runnable_tasks(catalog: Catalog) -> list[TaskSpec]:
     """Return the tasks of a catalog that can be run, disabled ones too."""
     return [*catalog.captures, *catalog.derivations, *catalog.materializations]
+
+
+def kind_of(spec: TaskSpec) -> TaskKindName:
+    """Return the kind of a task."""
+    if isinstance(spec, CaptureSpec):
+        return "capture"
+    return "materialization" if isinstance(spec, MaterializationSpec) else "derivation"
+
+
+def does_nothing(spec: TaskSpec) -> bool:
+    """True for a task whose transforms or bindings are all disabled, which `check` warns of."""
+    if isinstance(spec, CaptureSpec):
+        return not writes_of(spec)
+    return not reads_of(spec)
 
 
 def shards_of(spec: TaskSpec) -> Shards:

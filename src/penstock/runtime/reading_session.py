@@ -13,17 +13,11 @@ from typing import Final, TypeVar
 from penstock import failpoints
 from penstock.journal.blobs import spark_root
 from penstock.model.frontier import Frontier
+from penstock.runtime.awaited import STORE
 from penstock.runtime.control import Control
 from penstock.runtime.protocol import Event, Woken
 from penstock.runtime.reading import CheckpointReady, Idle, ReadingLeader
-from penstock.runtime.session import (
-    STORE,
-    Recorder,
-    RunnableTask,
-    SessionLoop,
-    TaskPublisher,
-    World,
-)
+from penstock.runtime.session import Recorder, RunnableTask, SessionLoop, TaskPublisher, World
 from penstock.shuffle.binding import Binding
 from penstock.shuffle.session import Session
 from penstock.shuffle.state import NeedRows

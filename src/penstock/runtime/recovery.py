@@ -49,6 +49,7 @@ from penstock.model.frontier import EMPTY, Frontier, JournalFrontier
 from penstock.model.json_order import Json
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.model.resume import PRUNE_BYTES, prepare_resume, prune_producers
+from penstock.runtime.ops import TaskKindName
 from penstock.runtime.patches import Patches, apply_patches
 from penstock.runtime.patches import decode as decode_patches
 from penstock.runtime.patches import encode as encode_patches
@@ -57,9 +58,21 @@ TASKS: Final = "task/"
 """The prefix of the keys of recovery logs."""
 
 
-def recovery_key(task: str) -> str:
-    """Return the key of a task's recovery log."""
-    return f"{TASKS}{task}"
+def recovery_key(log: str) -> str:
+    """Return the key of the recovery log with this name (`log_name`)."""
+    return f"{TASKS}{log}"
+
+
+_LOGS: Final[Mapping[TaskKindName, str]] = {
+    "capture": "=capture/",
+    "derivation": "=derive/",
+    "materialization": "",
+}
+
+
+def log_name(kind: TaskKindName, task: str) -> str:
+    """Return the name of a task's recovery log: tasks of several kinds may share theirs."""
+    return f"{_LOGS[kind]}{task}"
 
 
 NO_INTENTS: Final = Intents()

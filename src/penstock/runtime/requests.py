@@ -1,7 +1,11 @@
-"""Requests to a running task from another process: one small state log per task.
+"""Requests to a task from another process: one small state log per task.
 
-The log counts requests. The process that runs the task follows it, and acts on counts
-that grow meanwhile; requests to a task that was not running are forgotten.
+`close-now` is for the process that runs the task now: the log counts such requests, the process
+acts on counts that grow meanwhile, and requests to a task that was not running are forgotten.
+
+`stop` is durable: the log holds since when the task is kept from running, until `start` takes that
+back. A process that runs the task ends it at its next transaction boundary; one that is about to
+run it does not, or waits for `start` if it runs tasks for ever.
 """
 
 from __future__ import annotations
@@ -12,21 +16,29 @@ from typing import Final, Protocol
 
 import msgspec
 
+from penstock.consensus.replicas import load_all
 from penstock.consensus.statelog import StateLog, follow
+from penstock.consensus.statelog import load as load_log
 from penstock.consensus.store import Consensus
 
 CLOSE_NOW: Final = "close-now"
+STOP: Final = "stop"
+START: Final = "start"
+
+_PREFIX: Final = "request/"
 
 
-class Closes(Protocol):
-    """Something that can close its open transaction."""
+class Obeys(Protocol):
+    """Something that can be asked to close its open transaction, and to stop."""
 
     def close_now(self) -> None: ...
+
+    def stop_for_now(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Counts requests by name (`consensus.replica.Machine`)."""
+    """Counts requests by name; under `stop` is the Unix time since which the task is stopped."""
 
     format: int = 1
 
@@ -34,7 +46,12 @@ class _Machine:
         return {}
 
     def apply(self, state: dict[str, int], diff: str, revision: int) -> dict[str, int]:
-        return {**state, diff: state.get(diff, 0) + 1}
+        what, _, at = diff.partition(" ")
+        if what == STOP:
+            return {**state, STOP: int(at)}
+        if what == START:
+            return {name: count for name, count in state.items() if name != STOP}
+        return {**state, what: state.get(what, 0) + 1}
 
     def encode_diff(self, diff: str) -> bytes:
         return diff.encode()
@@ -50,22 +67,58 @@ class _Machine:
 
 
 def _key(task: str) -> str:
-    return f"request/{task}"
+    return f"{_PREFIX}{task}"
 
 
-async def request(store: Consensus, task: str, what: str) -> None:
-    """Ask something of the process that runs the task now."""
+async def close_now(store: Consensus, task: str) -> None:
+    """Ask the process that runs the task now to close its open transaction."""
     log = await StateLog.open(store, _key(task), _Machine())
-    await log.append(lambda _: what)
+    await log.append(lambda _: CLOSE_NOW)
 
 
-async def obey(store: Consensus, task: str, control: Closes) -> None:
+async def stop(store: Consensus, task: str, *, at: int) -> bool:
+    """Keep the task from running; false if it was kept already."""
+    log = await StateLog.open(store, _key(task), _Machine())
+    return await log.append(lambda state: None if STOP in state else f"{STOP} {at}") is not None
+
+
+async def start(store: Consensus, task: str) -> bool:
+    """Let the task run again; false if it was not stopped."""
+    log = await StateLog.open(store, _key(task), _Machine())
+    return await log.append(lambda state: START if STOP in state else None) is not None
+
+
+async def stopped_since(store: Consensus, task: str) -> int | None:
+    """Return since when the task is stopped; None if it may run."""
+    return (await load_log(store, _key(task), _Machine())).state.get(STOP)
+
+
+async def all_stopped(store: Consensus) -> dict[str, int]:
+    """Return the tasks that are stopped, and since when."""
+    loaded = await load_all(store, _PREFIX, _Machine())
+    return {
+        key.removeprefix(_PREFIX): replica.state[STOP]
+        for key, replica in loaded.replicas.items()
+        if STOP in replica.state
+    }
+
+
+async def until_started(store: Consensus, task: str) -> None:
+    """Wait until the task may run."""
+    async with aclosing(follow(store, _key(task), _Machine())) as states:  # type: ignore[type-var]
+        async for followed in states:
+            if STOP not in followed.replica.state:
+                return
+
+
+async def obey(store: Consensus, task: str, control: Obeys) -> None:
     """Do what is asked of a task, until cancelled."""
     known: dict[str, int] | None = None
-    moves = follow(store, _key(task), _Machine())
-    async with aclosing(moves) as states:  # type: ignore[type-var]
+    async with aclosing(follow(store, _key(task), _Machine())) as states:  # type: ignore[type-var]
         async for followed in states:
             asked = followed.replica.state
             if known is not None and asked.get(CLOSE_NOW, 0) > known.get(CLOSE_NOW, 0):
                 control.close_now()
+            if STOP in asked:
+                control.stop_for_now()
             known = asked

@@ -18,6 +18,8 @@ import asyncio
 import contextlib
 import enum
 import logging
+import re
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -27,7 +29,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol
 
@@ -44,8 +46,10 @@ from penstock.model.json_order import Json
 from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_arrow
 from penstock.runtime import apply_loop, ops, renames
+from penstock.runtime.awaited import STORE, Awaited
 from penstock.runtime.connector.common import Applied
 from penstock.runtime.control import Control
+from penstock.runtime.introspection import Introspection
 from penstock.runtime.machine import L, LeaderMachine, Stepped
 from penstock.runtime.protocol import (
     Action,
@@ -73,9 +77,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("penstock.runtime")
-
-STORE: Final = "the consensus store"
-"""Names the store to people, as something that a task waits for."""
 
 _LEADS = failpoints.declare("leader.after-epoch", "a leader has taken the recovery log over")
 _SUPERSEDED = failpoints.declare(
@@ -122,6 +123,8 @@ class World:
     """The store of a preview's recovery log, which is beside the journals otherwise. A preview
     publishes nothing, calls no webhook, and leaves nothing behind in the journals' store."""
     pruning: Pruning = Pruning()  # noqa: RUF009 - frozen
+    introspection: Introspection = field(default_factory=lambda: Introspection(time.time))
+    """What the tasks of this process do."""
 
 
 class Ended(enum.Enum):
@@ -260,6 +263,10 @@ class TaskPublisher:
     def is_preview(self) -> bool:
         return self.publisher is None
 
+    @property
+    def producer(self) -> str | None:
+        return None if self.publisher is None else str(self.publisher.producer)
+
     async def publish_stats(self, document: dict[str, Json]) -> Intents:
         """Publish the last document of a transaction, and return the ACKs of all of them."""
         if self.publisher is None:
@@ -364,8 +371,10 @@ class SessionLoop(abc.ABC, Generic[L]):
                 with self.control.listening(self._take_requests):
                     self.leader, actions = begun
                     event: Event | None = None
+                    self.control.activity.runs(self.publisher.producer)
                     while not self._perform(actions):
                         self.after_step(event)
+                        self._show()
                         event = await self.events.get()
                         self.leader, actions = machine.step(self.leader, event, self.world.now())
                 for task in self._background:
@@ -386,8 +395,8 @@ class SessionLoop(abc.ABC, Generic[L]):
         self.events.put_nowait(StopRequested(drain=True))
         self.events.put_nowait(CloseRequested())
 
-    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return self.control.waits.on(self.task.name, what)
+    def waiting(self, awaited: Awaited) -> contextlib.AbstractContextManager[None]:
+        return self.control.waits.on(self.task.name, awaited)
 
     def _take_requests(self) -> None:
         for event in self.control.take():
@@ -408,13 +417,24 @@ class SessionLoop(abc.ABC, Generic[L]):
                     self.tasks.create_task(self._run_action(action))
         return False
 
+    def _show(self) -> None:
+        """Say how far the open transaction is."""
+        leader = self.leader
+        wake_after = leader.wake_after if leader.is_open else None
+        closes_in_s = None if wake_after is None else wake_after / duration(1)
+        self.control.activity.transaction_is(is_open=leader.is_open, closes_in_s=closes_in_s)
+
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     async def _run_action(self, action: Action) -> None:
-        event = await self._execute(action)
+        phase = self.control.activity.begins(_phase(action))
+        try:
+            event = await self._execute(action)
+        finally:
+            self.control.activity.completes(phase)
         kind = type(action)
         if (name := _AFTER.get(kind) or self.crash_points.get(kind)) is not None:
             failpoints.hit(name)
@@ -443,6 +463,13 @@ class SessionLoop(abc.ABC, Generic[L]):
                 if isinstance(state, Committing):
                     self.on_committed(state)
         return persisted
+
+
+def _phase(action: Action) -> str:
+    """Return what people call an action: "start commit", "record hint"."""
+    if isinstance(action, PersistRecord):
+        return f"record {action.kind.name.lower().replace('_', ' ')}"
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", type(action).__name__).lower()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -53,7 +53,8 @@ async def supervise(
     try:
         await control.stoppable(_supervised(task, world, control, patience))
     except StoppedEarly:
-        _log.warning("%s: stopped; what was under way is run again the next time", task.name)
+        if not control.nothing_to_finish:
+            _log.warning("%s: stopped; what was under way is run again the next time", task.name)
 
 
 async def _supervised(
@@ -63,6 +64,7 @@ async def _supervised(
     async with _kept_log(task, world), _obedient(task, world, control):
         while not control.is_stopping():
             control.nothing_to_finish = True
+            control.activity.starts()
             committed = control.transactions
             try:
                 ended = await task.run_session(world, control)
@@ -85,6 +87,7 @@ async def _supervised(
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
                 _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
+                control.activity.fails(error, count=failures, retry_in_s=wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
 

@@ -1,8 +1,9 @@
 """Reports what a task waits for, and runs calls that block but can be interrupted.
 
 A task that does nothing because another process holds a lock looks like one that hangs. So every
-wait is registered here, with what it is for; after `REPORT_S` seconds the log says so, and says it
-again later and later. A stop does not wait for a wait that was reported (`runtime.control`).
+wait is registered here, with what it is for (`runtime.awaited`); after `REPORT_S` seconds the log
+says so, and says it again later and later. A stop does not wait for a wait that was reported
+(`runtime.control`), and `penstock status` shows it.
 
 Calls of a connector block. They run in threads that do not keep the process alive, and if the
 caller is cancelled the connector is asked to interrupt them: afterwards the thread has ended, or is
@@ -18,8 +19,11 @@ import contextvars
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
+
+from penstock.runtime.awaited import Awaited, Wait
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -33,31 +37,49 @@ _AGAIN_S: Final = 0.2
 
 T = TypeVar("T")
 
-Look = Callable[[], str | None]
+Look = Callable[[], Awaited | None]
 """Finds out what is waited for, if anything is; blocks, and may be called in any thread."""
+
+
+def blocked(waits_for: Callable[[], str | None], on: Awaited) -> Look:
+    """Look by asking a connector, which only says what it waits for."""
+
+    def look() -> Awaited | None:
+        found = waits_for()
+        return None if found is None else Awaited(found, on.fix)
+
+    return look
 
 
 class Waits:
     """The things that a task waits for now. Used on one event loop."""
 
-    def __init__(self) -> None:
-        self._reported: set[object] = set()
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called when the task begins to wait, or waits no more."""
+        self._reported: dict[object, Wait] = {}
+        self._changed = changed
 
     @property
     def reported(self) -> bool:
         """True if the task waits for something that others have to do, and has logged it."""
         return bool(self._reported)
 
+    @property
+    def longest(self) -> Wait | None:
+        """The wait that has lasted longest, of those that were reported."""
+        return min(self._reported.values(), key=lambda wait: wait.since, default=None)
+
     @contextlib.contextmanager
-    def on(self, task: str, what: str, look: Look | None = None) -> Iterator[None]:
-        """Within this, the task waits for `what`; or works, unless `look` finds what it waits for.
+    def on(self, task: str, awaited: Awaited, look: Look | None = None) -> Iterator[None]:
+        """Within this, the task waits for this; or works, unless `look` finds what it waits for.
 
         An error of `look` counts as finding nothing.
         """
         loop, reports = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+        began = time.time()
 
         def report() -> None:
-            reports.append(loop.create_task(self._report(task, what, look)))
+            reports.append(loop.create_task(self._report(task, awaited, look, began)))
 
         timer = loop.call_later(REPORT_S, report)  # most waits are over by then
         try:
@@ -67,26 +89,40 @@ class Waits:
             for reporting in reports:
                 reporting.cancel()
 
-    async def _report(self, task: str, what: str, look: Look | None) -> None:
-        wait, waited_s = object(), REPORT_S
+    async def _report(self, task: str, awaited: Awaited, look: Look | None, began: float) -> None:
+        wait, told_at = object(), 0.0
         try:
             while True:
-                found: str | None = what
+                found: Awaited | None = awaited
                 if look is not None:
                     found = None
                     with contextlib.suppress(Exception):
                         found = await in_thread(look)
+                told_at = self._tell(wait, task, found, began, told_at)
                 if found is None:
-                    self._reported.discard(wait)
-                    next_s = waited_s + REPORT_S
-                else:
-                    self._reported.add(wait)
-                    _log.warning("%s waits for %s, for %.0f s now", task, found, waited_s)
-                    next_s = waited_s * 2
-                await asyncio.sleep(next_s - waited_s)
-                waited_s = next_s
+                    began = time.time()  # from here on it works: what it waits for later is new
+                await asyncio.sleep(REPORT_S)
         finally:
-            self._reported.discard(wait)
+            if self._reported.pop(wait, None) is not None:
+                self._changed()
+
+    def _tell(
+        self, wait: object, task: str, found: Awaited | None, began: float, told_at: float
+    ) -> float:
+        """Keep what was found, and log it: at first, then after twice as long each time."""
+        before = self._reported.get(wait)
+        if found is None:
+            if self._reported.pop(wait, None) is not None:
+                self._changed()
+            return 0.0
+        self._reported[wait] = now = Wait(found.what, found.fix, began)
+        if now != before:
+            self._changed()
+        waited_s = max(time.time() - began, 0.0)
+        if told_at and waited_s < 2 * told_at:
+            return told_at
+        _log.warning("%s waits for %s, for %.0f s now; %s", task, found.what, waited_s, found.fix)
+        return max(waited_s, REPORT_S)
 
 
 def in_thread(call: Callable[[], T]) -> asyncio.Future[T]:

@@ -1,4 +1,7 @@
-"""The admin page of a process: /metrics, /healthz and /readyz, on loopback only.
+"""The admin page of a process: /metrics, /healthz, /readyz, and what it does; on loopback only.
+
+`/introspection/v1` names the relations of a process that has some, `/introspection/v1/NAME` is one
+of them as JSON: `{"relation", "as_of", "rows", "truncated"}`, with `?limit=`, from memory.
 
 It runs in the event loop it reports on, on purpose: a loop that is stuck does not answer, and that
 is the truth a supervisor asks for.
@@ -12,15 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -41,8 +45,17 @@ HEADER_BYTES_MAX: Final = 16 << 10
 """Size of a request without its body."""
 
 
-def application(registry: Registry, readiness: Callable[[], Readiness]) -> Starlette:
-    """Return the three pages; `readiness` is called at every request."""
+ROWS_MAX: Final = 1_000
+"""Rows of a relation in one answer, unless fewer are asked for."""
+
+Relations = Mapping[str, Callable[[], Sequence[Mapping[str, object]]]]
+"""What gives the rows of each relation, by name; it does not block."""
+
+
+def application(
+    registry: Registry, readiness: Callable[[], Readiness], relations: Relations | None = None
+) -> Starlette:
+    """Return the pages; `readiness` is called at every request."""
 
     async def metrics(_: Request) -> Response:
         return Response(registry.render(), media_type=CONTENT_TYPE)
@@ -54,9 +67,37 @@ def application(registry: Registry, readiness: Callable[[], Readiness]) -> Starl
         now = readiness()
         return PlainTextResponse(f"{now.reason}\n", status_code=200 if now.ready else 503)
 
-    return Starlette(
-        routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
-    )
+    pages = [Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)]
+    if relations is not None:
+        pages += _introspection(relations)
+    return Starlette(routes=pages)
+
+
+def _introspection(relations: Relations) -> list[Route]:
+    async def names(_: Request) -> Response:
+        return JSONResponse({"relations": sorted(relations)})
+
+    async def rows(request: Request) -> Response:
+        name = request.path_params["relation"]
+        if name not in relations:
+            known = ", ".join(sorted(relations))
+            return PlainTextResponse(f"no relation has this name; there are {known}\n", 404)
+        limit = request.query_params.get("limit", str(ROWS_MAX))
+        if not (limit.isascii() and limit.isdecimal()):
+            return PlainTextResponse("limit is not a number\n", 400)
+        found = relations[name]()
+        most = min(int(limit), ROWS_MAX)
+        as_of = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+        return JSONResponse(
+            {
+                "relation": name,
+                "as_of": as_of,
+                "rows": found[:most],
+                "truncated": len(found) > most,
+            }
+        )
+
+    return [Route("/introspection/v1", names), Route("/introspection/v1/{relation}", rows)]
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ from penstock.journal.frames import frame_schema
 from penstock.journal.rows import stamp_names
 from penstock.journal.scan import Trusted, check_trusted, parquet_frame
 from penstock.journal.state import Blob
+from penstock.scope import spark_scope
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,14 @@ def spark_lookup(spark: Callable[[], SparkSession], planner: Planner) -> Lookup:
         state = await planner.journals.load(need.journal)
         (rows,) = (await planner.resolve_rows(need.journal, [rows], state)).visible
         layout = await planner.schemas.layout(rows.fragment.schema)
-        return await asyncio.to_thread(lambda: _first(spark(), planner, need.journal, rows, layout))
+
+        def first() -> int:
+            session, group = spark(), f"lookup/{need.journal}"
+            context = session.sparkContext
+            with spark_scope(context, group=group, description=f"rows of {need.journal}"):
+                return _first(session, planner, need.journal, rows, layout)
+
+        return await asyncio.to_thread(first)
 
     return look
 

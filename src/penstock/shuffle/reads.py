@@ -217,6 +217,10 @@ class Read:
                 self.unreported.add(producer)
         self._spans.clear()
 
+    def open_producers(self) -> list[Producer]:
+        """The producers that have written what they have not committed."""
+        return [producer for producer in self._states if self.is_open(producer)]
+
     def is_open(self, producer: Producer) -> bool:
         """True if there are rows of a producer that its next ACK would commit."""
         state = self.state(producer)

@@ -315,6 +315,11 @@ class SessionState:
         """True if nothing else is left to read, and a read delay holds a cohort back."""
         return self._due is not None and agenda.delay > 0
 
+    @property
+    def reads(self) -> Iterable[Read]:
+        """Every journal, as every binding has read it."""
+        return self._topology.reads.values()
+
     def waiting_for(self) -> str:
         """The reasons why nothing comes, in sentences."""
         if unlisted := self._topology.unlisted:

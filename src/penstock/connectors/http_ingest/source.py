@@ -72,7 +72,7 @@ class HttpIngest:
     def open(self, opening: Opening) -> CaptureSession:
         if opening.ends or opening.preview:
             what = "a preview" if opening.preview else "a run that ends"
-            _log.info("%s: %s opens no port; penstock run --follow serves it", opening.task, what)
+            _log.info("%s: %s opens no port; penstock up serves it", opening.task, what)
             return _NotServed(Idle.NOTHING if opening.ends else Idle.END)
         where = f"{self._where}: endpoint"
         self._options.check_certificate(where)

@@ -99,7 +99,7 @@ class CaptureJobs:
             world.spark,
             epoch=epoch,
             local_dir=world.local_dir,
-            waits=control.waits,
+            control=control,
             waits_for=task.connector.waits_for,
         )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock import failpoints
 from penstock.errors import Bug
 from penstock.model.clock import Clock, duration, elapsed
+from penstock.runtime.awaited import BLOBS, SOURCE, STORE
 from penstock.runtime.capture import fsm
 from penstock.runtime.capture.fsm import CaptureLeader, DocumentsPublished, Publish, SequenceReady
 from penstock.runtime.capture.jobs import CaptureJobs
@@ -31,9 +32,8 @@ from penstock.runtime.connector.capture import (
 from penstock.runtime.control import Control, TransactionSummary
 from penstock.runtime.ops import QUARANTINE
 from penstock.runtime.protocol import Acknowledged, Action, Event
-from penstock.runtime.recovery import Layout, Recovered
+from penstock.runtime.recovery import Layout, Recovered, log_name
 from penstock.runtime.session import (
-    STORE,
     Ended,
     Recorder,
     SessionLoop,
@@ -42,7 +42,7 @@ from penstock.runtime.session import (
     open_publisher,
 )
 from penstock.runtime.tail import Committing
-from penstock.runtime.waiting import in_thread, interruptible
+from penstock.runtime.waiting import blocked, in_thread, interruptible
 
 if TYPE_CHECKING:
     from penstock.runtime.capture.build import CaptureTask
@@ -54,7 +54,7 @@ async def run_session(task: CaptureTask, world: World, control: Control) -> Ende
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     began = time.monotonic()
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(capture_log(task.name), _LAYOUT, world)
+        recorder = await Recorder.lead(log_name(task.kind, task.name), _LAYOUT, world)
     reports = [QUARANTINE] if task.quarantines else []
     async with open_publisher(task, world, *task.collections, reports=reports) as publisher:
         loop = CaptureLoop(task, world, control, recorder, publisher)
@@ -63,11 +63,6 @@ async def run_session(task: CaptureTask, world: World, control: Control) -> Ende
         control.nothing_to_finish = True
         await control.pause(max(0.0, began + task.interval_s - time.monotonic()))
     return ended
-
-
-def capture_log(task: str) -> str:
-    """Return the name of the recovery log of a capture: a task may be called as another kind's."""
-    return f"=capture/{task}"
 
 
 _LAYOUT = Layout({}, lambda _, __: True)
@@ -113,7 +108,7 @@ class CaptureLoop(SessionLoop[CaptureLeader]):
             ends=self.control.until_revision is not None,
             preview=self.publisher.is_preview,
         )
-        with self.control.waits.on(self._task.name, "its source", connector.waits_for):
+        with self.control.waits.on(self._task.name, SOURCE, blocked(connector.waits_for, SOURCE)):
             self._source = await interruptible(lambda: connector.open(opening), connector.interrupt)
         limited = replace(self._task.leader_task, transactions_max=self.control.transactions_max)
         begun = fsm.start(limited, recovered, self.world.now(), seq_no=self.recorder.seq_no)
@@ -152,7 +147,7 @@ class CaptureLoop(SessionLoop[CaptureLeader]):
     async def execute(self, action: Action) -> Event:
         match action:
             case Publish(txn):
-                with self.waiting("the blob store"):
+                with self.waiting(BLOBS):
                     return DocumentsPublished(captured=await self._jobs.publish(txn))
             case Acknowledge(sequences):
                 return await self._acknowledge(sequences)
@@ -161,7 +156,7 @@ class CaptureLoop(SessionLoop[CaptureLeader]):
 
     async def _acknowledge(self, sequences: int) -> Acknowledged:
         connector = self._task.connector
-        with self.control.waits.on(self._task.name, "its source", connector.waits_for):
+        with self.control.waits.on(self._task.name, SOURCE, blocked(connector.waits_for, SOURCE)):
             await interruptible(lambda: self._source.acknowledge(sequences), connector.interrupt)
         return Acknowledged()
 

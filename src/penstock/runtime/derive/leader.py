@@ -17,6 +17,7 @@ from penstock.errors import Bug
 from penstock.journal.selector import MisnamedJournal
 from penstock.model.clock import Clock, duration, elapsed
 from penstock.native.arrow import to_json
+from penstock.runtime.awaited import BLOBS, STORE
 from penstock.runtime.control import Control, TransactionSummary
 from penstock.runtime.derive import fsm
 from penstock.runtime.derive.fsm import DeriveLeader, Transform, Transformed
@@ -26,8 +27,8 @@ from penstock.runtime.derive.transaction_jobs import DeriveJobs, TransformOutcom
 from penstock.runtime.patches import apply_patches
 from penstock.runtime.protocol import Action, Event
 from penstock.runtime.reading_session import ReadingSession
-from penstock.runtime.recovery import Layout, Recovered
-from penstock.runtime.session import STORE, Ended, Recorder, TaskPublisher, World, open_publisher
+from penstock.runtime.recovery import Layout, Recovered, log_name
+from penstock.runtime.session import Ended, Recorder, TaskPublisher, World, open_publisher
 from penstock.runtime.stats import Counts
 from penstock.runtime.tail import Committing
 
@@ -43,16 +44,11 @@ _SWEPT = failpoints.declare("derive.after-sweep", "state files that nothing name
 async def run_session(task: DerivationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(derivation_log(task.name), _layout(task), world)
+        recorder = await Recorder.lead(log_name(task.kind, task.name), _layout(task), world)
         recovered = await recorder.prune(recorder.recovered, task.collections, world)
     async with open_publisher(task, world, task.target.spec) as publisher:
         session = DeriveSession(task, world, control, recorder, publisher)
         return await session.run(recovered)
-
-
-def derivation_log(collection: str) -> str:
-    """Return the name of the recovery log of a derivation: a task may be called as a collection."""
-    return f"=derive/{collection}"
 
 
 def _layout(task: DerivationTask) -> Layout:
@@ -86,7 +82,7 @@ class DeriveSession(ReadingSession[DeriveLeader]):
     ) -> None:
         super().__init__(task, world, control, recorder, publisher)
         self._task = task
-        self._jobs = DeriveJobs(task, world, control.waits, publisher, epoch=recorder.epoch)
+        self._jobs = DeriveJobs(task, world, control, publisher, epoch=recorder.epoch)
         self._state = recorder.recovered.connector_state
         """As of the last transaction whose transforms have run."""
         self._files = set(texts(self._state))
@@ -96,7 +92,7 @@ class DeriveSession(ReadingSession[DeriveLeader]):
         """Take transactions one after the other until the machine stops."""
         world = self.world
         if not self.publisher.is_preview:
-            with self.waiting("the blob store"):
+            with self.waiting(BLOBS):
                 await asyncio.to_thread(self._jobs.files.sweep, self._state)
             failpoints.hit(_SWEPT)
         await self.open_shuffle(self._task.bindings, recovered.resume)
@@ -120,7 +116,7 @@ class DeriveSession(ReadingSession[DeriveLeader]):
 
     async def _transform(self, txn: DeriveTransaction) -> Transformed:
         outcome = await self._jobs.transform(txn, self.shuffle.states, self._state)
-        with self.waiting("the blob store"):
+        with self.waiting(BLOBS):
             await self._jobs.publish(outcome)
         failpoints.hit(_PUBLISHED)
         self._report(outcome)

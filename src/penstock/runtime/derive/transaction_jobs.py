@@ -29,6 +29,7 @@ from penstock.model.clock import NEVER, Clock, DocumentId
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
 from penstock.runtime import refusals
+from penstock.runtime.control import Control
 from penstock.runtime.derive.engine import LambdaFailed, RowEngine
 from penstock.runtime.derive.state_files import STATE, BlobStateFiles
 from penstock.runtime.derive.transaction import TransformRead
@@ -36,7 +37,6 @@ from penstock.runtime.job_runner import JobRunner, Reads
 from penstock.runtime.order_columns import order_columns, stamps_for
 from penstock.runtime.patches import Patches
 from penstock.runtime.stats import Counts
-from penstock.runtime.waiting import Waits
 from penstock.shuffle.delivery import Delivery
 from penstock.shuffle.order import arranged
 
@@ -128,7 +128,7 @@ class DeriveJobs:
         self,
         task: DerivationTask,
         world: World,
-        waits: Waits,
+        control: Control,
         publisher: TaskPublisher,
         *,
         epoch: int,
@@ -148,8 +148,7 @@ class DeriveJobs:
             world.spark,
             epoch=epoch,
             local_dir=world.local_dir,
-            waits=waits,
-            waits_for=lambda: None,
+            control=control,
         )
         self._opened: _Opened | None = None
         self._combine_next = 0

@@ -11,13 +11,14 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from penstock import failpoints
 from penstock.errors import Bug
 from penstock.journal.selector import MisnamedJournal
 from penstock.model.clock import Clock, duration, elapsed
 from penstock.model.json_order import Json
+from penstock.runtime.awaited import ENDPOINT, STORE, WEBHOOKS
 from penstock.runtime.connector.common import Applied
 from penstock.runtime.connector.materialize import Pattern, SinkSession
 from penstock.runtime.control import Control, TransactionSummary
@@ -47,7 +48,6 @@ from penstock.runtime.recovery import (
     reconcile,
 )
 from penstock.runtime.session import (
-    STORE,
     Ended,
     Recorder,
     TaskPublisher,
@@ -56,12 +56,10 @@ from penstock.runtime.session import (
     run_applies,
 )
 from penstock.runtime.tail import Committing
-from penstock.runtime.waiting import in_thread, interruptible
+from penstock.runtime.waiting import blocked, in_thread, interruptible
 
 if TYPE_CHECKING:
     from penstock.runtime.materialize.build import MaterializationTask
-
-_ENDPOINT: Final = "its endpoint"
 
 T = TypeVar("T")
 
@@ -101,7 +99,7 @@ async def run_session(task: MaterializationTask, world: World, control: Control)
 async def _call(task: MaterializationTask, control: Control, call: Callable[[], T]) -> T:
     """Let the connector do something; if cancelled, it is interrupted, and has ended."""
     connector = task.connector
-    with control.waits.on(task.name, _ENDPOINT, connector.waits_for):
+    with control.waits.on(task.name, ENDPOINT, blocked(connector.waits_for, ENDPOINT)):
         return await interruptible(call, connector.interrupt)
 
 
@@ -174,7 +172,7 @@ class MaterializeSession(ReadingSession[MaterializeLeader]):
         super().__init__(task, world, control, recorder, publisher)
         self._task = task
         self._endpoint = endpoint
-        self._jobs = TransactionJobs(task, world, control.waits, epoch=recorder.epoch)
+        self._jobs = TransactionJobs(task, world, control, epoch=recorder.epoch)
 
     async def run(self, recovered: Recovered) -> Ended:
         """Take transactions one after the other until the machine stops."""
@@ -220,7 +218,7 @@ class MaterializeSession(ReadingSession[MaterializeLeader]):
             case Acknowledge(patches=patches):
                 return Acknowledged(tuple(await self._call(self._endpoint.acknowledge, patches)))
             case CallTrigger(params=params):
-                with self.waiting("its webhooks"):
+                with self.waiting(WEBHOOKS):
                     await self._task.webhooks.call(json.loads(params))
                 return TriggerCalled()
             case _:

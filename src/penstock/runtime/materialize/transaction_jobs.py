@@ -18,6 +18,7 @@ from penstock.model.clock import NEVER
 from penstock.model.routing import split_shards
 from penstock.runtime import refusals
 from penstock.runtime.connector.materialize import Staged, Workers
+from penstock.runtime.control import Control
 from penstock.runtime.job_runner import JobRunner, Reads
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.materialize.messages import BindingReport, Reports
@@ -25,7 +26,6 @@ from penstock.runtime.materialize.task import Plan
 from penstock.runtime.order_columns import order_columns, stamps_for
 from penstock.runtime.recovery import UNKNOWN_KEY
 from penstock.runtime.stats import Counts
-from penstock.runtime.waiting import Waits
 from penstock.shuffle.delivery import Delivery
 from penstock.shuffle.order import Order, arranged
 
@@ -74,7 +74,7 @@ class TransactionJobs:
     """Runs the Spark jobs of one session's transactions, of which one is open at a time."""
 
     def __init__(
-        self, task: MaterializationTask, world: World, waits: Waits, *, epoch: int
+        self, task: MaterializationTask, world: World, control: Control, *, epoch: int
     ) -> None:
         self._task = task
         self._planner = world.planner
@@ -86,7 +86,7 @@ class TransactionJobs:
             world.spark,
             epoch=epoch,
             local_dir=world.local_dir,
-            waits=waits,
+            control=control,
             waits_for=task.connector.waits_for,
         )
         self._shards = task.leader_task.shards

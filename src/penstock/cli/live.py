@@ -1,0 +1,101 @@
+"""The table of running tasks: what each does, as lines for a terminal of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock.runtime.introspection import TaskReport
+
+_HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "DOCS/S", "COMMIT")
+_RIGHT: Final = frozenset({3, 4, 5})
+_TASK_MIN: Final = 12
+_TROUBLE: Final = ("failed", "retrying", "waiting", "stopped")
+
+
+class _Block(NamedTuple):
+    """A task's row, and the sentence below it, if it does not go on."""
+
+    row: tuple[str, ...]
+    why: str
+    urgency: tuple[int, float]
+
+    @property
+    def height(self) -> int:
+        return 1 + bool(self.why)
+
+
+def lines_of(reports: Sequence[TaskReport], *, width: int, height: int, now: float) -> list[str]:
+    """Return the table: a line per task, and below it why it does not go on, if it does not.
+
+    Of more tasks than there is room for, those in trouble are shown, then the latest to commit.
+    """
+    if not reports:
+        return ["no task runs: penstock apply a catalog that has some"]
+    blocks = [_block(report, now) for report in sorted(reports, key=lambda each: each.task)]
+    room, left = max(height - 1, 4), 0
+    if sum(block.height for block in blocks) > room:
+        shown = _most_urgent(blocks, room - 1)
+        left = len(blocks) - len(shown)
+        blocks = shown
+    widths = [max(map(len, column)) for column in zip(_HEAD, *(b.row for b in blocks), strict=True)]
+    others = sum(widths[1:]) + 2 * (len(widths) - 1)
+    widths[0] = max(min(widths[0], width - others), _TASK_MIN)
+    lines = [_line(_HEAD, widths)]
+    for block in blocks:
+        lines.append(_line(block.row, widths))
+        if block.why:
+            lines.append(f"  {block.why}")
+    if left:
+        lines.append(f"and {left:,} more: penstock status")
+    return [_cut(line, width) for line in lines]
+
+
+def _most_urgent(blocks: Sequence[_Block], room: int) -> list[_Block]:
+    shown: list[_Block] = []
+    for block in sorted(blocks, key=lambda each: each.urgency):
+        room -= block.height
+        if room < 0:
+            break
+        shown.append(block)
+    return shown
+
+
+def _block(report: TaskReport, now: float) -> _Block:
+    from penstock.runtime.diagnosis import Facts, ProcessFacts, diagnose, duration_text
+
+    here = ProcessFacts(name="this process", alive=True, beat=now)
+    facts = Facts(
+        task=report.task,
+        kind=report.kind,
+        stopped=report.since if report.doing == "ended" else None,
+        report=report,
+        process=here,
+        lag=None,
+    )
+    condition = diagnose(facts, now)
+    state, committed, rate = condition.state, report.committed, report.documents_rate
+    row = (
+        report.task,
+        report.kind,
+        state.value,
+        f"{report.documents:,}",
+        f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.1f}",
+        "-" if committed is None else f"{duration_text(now - committed)} ago",
+    )
+    rank = _TROUBLE.index(state.value) if state.value in _TROUBLE else len(_TROUBLE)
+    why = "" if state.goes_on else " ".join(condition.sentence.split())
+    return _Block(row, why, (rank, -(committed or 0.0)))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    placed = [
+        _cut(cell, width).rjust(width) if at in _RIGHT else _cut(cell, width).ljust(width)
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(placed).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

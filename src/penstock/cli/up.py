@@ -1,0 +1,187 @@
+"""`penstock up`: run everything of a catalog, on and on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli.apply import applied_first, summary
+from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.live import lines_of
+from penstock.cli.run import AdminPort, administered, install_imports
+from penstock.cli.stopping import stops
+from penstock.cli.stores import opened
+from penstock.cli.tables import size_text
+from penstock.servicekit import logs
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.introspection import TaskReport
+    from penstock.runtime.session import World
+
+_REFRESH_S: Final = 0.5
+
+
+def up(
+    settings: Settings,
+    catalogs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Catalogs to apply first.", show_default=False),
+    ] = None,
+    admin_port: AdminPort = None,
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="First install the packages that derivations import."),
+    ] = False,
+) -> None:
+    """Run all tasks of the applied catalog, and go on with whatever comes, until Ctrl-C.
+
+    penstock apply, from another terminal, changes what runs: tasks that changed are restarted, new
+    ones are started, deleted and disabled ones are stopped, all others go on. One task that fails
+    does not stop another, and is tried again. Compaction and garbage collection run in the
+    background. Everything happens once, also if this process is killed: start it again.
+
+    Ctrl-C and SIGTERM finish transactions that are under way, for ten seconds at most; a second
+    Ctrl-C does not wait. The exit code is 0 then.
+
+    Example: penstock up catalog.yaml
+    """
+    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
+    stops.run(_up(settings, install=install, admin_port=admin_port))
+
+
+async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
+    from penstock.batch import open_world
+    from penstock.catalog import desired
+    from penstock.cluster.unified import Unified
+    from penstock.deployment import is_taken_over, running_up
+    from penstock.scope import DomainThreads
+    from penstock.warm.host import WarmHost
+
+    asyncio.get_running_loop().set_default_executor(DomainThreads())
+    async with contextlib.AsyncExitStack() as stack:
+        create = bool(settings.catalog)
+        store = await stack.enter_async_context(opened(settings, create=create))
+        stack.enter_context(running_up(settings))
+        if settings.catalog:
+            applied = await applied_first(store, settings.catalog)
+            stderr.print(summary(applied, dry_run=False), markup=False)
+        catalog = await desired.load(store)
+        world = await open_world(settings, store)
+        if admin_port is not None:
+            await stack.enter_async_context(administered(world, admin_port))
+        if install:
+            await install_imports(catalog)
+        shows_table = stderr.is_terminal
+        unified = Unified(
+            world,
+            on_progress=_ignore if shows_table else _print_transaction,
+            is_lent=lambda: is_taken_over(settings),
+        )
+
+        def stop() -> None:
+            stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+            unified.stop()
+
+        warming = asyncio.create_task(_start_spark(world), name="Spark")
+        try:
+            async with WarmHost(settings):
+                with (
+                    _table(settings, lambda: unified.reports, shown=shows_table),
+                    stops.finishing(stop),
+                ):
+                    await unified.run()
+        finally:
+            warming.cancel()
+            _print(unified.reports, as_json=settings.json)
+        stops.ends_with(0)
+
+
+async def _start_spark(world: World) -> None:
+    """Start Spark before a task asks for it: the first documents are not to wait for it."""
+    from penstock.errors import PenstockError
+
+    with contextlib.suppress(PenstockError):  # a task that needs it will say so
+        await asyncio.to_thread(world.spark, 0)
+
+
+def _ignore(_: TaskReport, __: TransactionSummary) -> None:
+    """The table shows it."""
+
+
+def _print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
+    stderr.print(
+        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
+        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
+        f"{progress.seconds:.2f} s",
+        markup=False,
+    )
+
+
+@contextlib.contextmanager
+def _table(
+    settings: Settings, reports: Callable[[], Sequence[TaskReport]], *, shown: bool
+) -> Iterator[None]:
+    """Show the table while tasks run, with what is logged above it."""
+    if not shown:
+        yield
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    def render() -> Text:
+        width, height = stderr.size
+        lines = lines_of(reports(), width=width, height=height - 1, now=time.time())
+        return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+    level = "debug" if settings.debug else settings.log_level
+    with Live(
+        get_renderable=render, console=stderr, refresh_per_second=1 / _REFRESH_S, transient=True
+    ):
+        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
+        try:
+            yield
+        finally:
+            logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
+
+
+def _print(reports: Sequence[TaskReport], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"tasks": [_json(report) for report in reports]})
+        return
+    for report in reports:
+        stdout.print(_line(report), markup=False)
+
+
+def _json(report: TaskReport) -> dict[str, object]:
+    failure = report.failure
+    return {
+        "task": report.task,
+        "kind": report.kind,
+        "transactions": report.transactions,
+        "documents": report.documents,
+        "bytes": report.bytes,
+        "stored": report.stored,
+        "error": None if failure is None else failure.what,
+    }
+
+
+def _line(report: TaskReport) -> str:
+    done = (
+        f"{report.documents:,} documents in {report.transactions} "
+        f"transaction{'s' if report.transactions != 1 else ''}, {size_text(report.bytes)} read"
+        if report.transactions
+        else "nothing new"
+    )
+    return f"{report.task}: {done}" + (f"; {report.failure.what}" if report.failure else "")
