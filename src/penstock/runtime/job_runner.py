@@ -170,17 +170,18 @@ class JobRunner:
         def grouped() -> T:
             context.setJobGroup(group, f"transaction of {self._task}", interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", self._task)
-            return call()
+            try:
+                return call()
+            finally:
+                self.jobs_run += len(context.statusTracker().getJobIdsForGroup(group))
 
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
         try:
             with self._waits.on(self._task, "Spark", self._waits_for):
                 return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await _cancelled(running, functools.partial(context.cancelJobGroup, group))
+            await _cancelled(running, functools.partial(_cancel_group, self.spark, group))
             raise
-        finally:
-            self.jobs_run += len(context.statusTracker().getJobIdsForGroup(group))
 
     # ----------------------------------------------------------------------------- between two jobs
 
@@ -253,6 +254,12 @@ async def _cancelled(running: asyncio.Future[T], cancel: Callable[[], None]) -> 
         await asyncio.wait([running], timeout=_AGAIN_S)
         asked.add_done_callback(ignore_result)
     running.add_done_callback(ignore_result)
+
+
+def _cancel_group(spark: SparkSession, group: str) -> None:
+    from penstock.native.direct import cancel_group
+
+    cancel_group(spark, group)
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -140,7 +140,7 @@ class Reading:
         return frame.where(_within(self.bounds, stamp_names(self.root).clock))
 
     def at_hand(self) -> pyarrow.Table | None:
-        """The rows themselves, if all of them came with the records."""
+        """The rows themselves, if all came with the records or lie in few small objects. Blocks."""
         if self.bounds is not None:
             return None
         return rows_at_hand(
@@ -238,7 +238,8 @@ class Slice:
             for journal, rows in visible.items()
         ]
         with gc_paused():
-            plan = plan_scan(scanned, native=spark_root(self._planner.blobs) is not None)
+            native = spark_root(self._planner.blobs) is not None
+            plan = plan_scan(scanned, native=native, few_here=True)
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)
