@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+from penstock.native.collect import collect_batches
+from penstock.native.direct import SmallFrame
 from penstock.runtime import prepared
 from penstock.runtime.prepared import QUERIES_MAX, SLOT_BYTES, Queries, padded, slot_bytes
 
@@ -41,6 +43,13 @@ def counted(frames: Mapping[int, DataFrame]) -> DataFrame:
     return parts[0] if len(parts) == 1 else parts[0].union(parts[1]).coalesce(1)
 
 
+def collected(frame: DataFrame | SmallFrame) -> pyarrow.Table:
+    with collect_batches(frame) as batches:
+        kept = list(batches)
+    table: pyarrow.Table = pa.Table.from_batches(kept, None if kept else pa.schema([]))
+    return table
+
+
 def found(table: pyarrow.Table) -> list[tuple[object, ...]]:
     return sorted(tuple(row.values()) for row in table.to_pylist())
 
@@ -56,7 +65,7 @@ def test_a_query_runs_on_the_rows_that_it_is_given_and_is_planned_once(
         return counted(frames)
 
     def collect(*pairs: tuple[int, str | None]) -> list[tuple[object, ...]]:
-        return found(queries.frame({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a").toArrow())
+        return found(collected(queries.frame({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a")))
 
     assert collect((1, "a"), (1, "b"), (2, None)) == [(1, 2, "b"), (2, 1, None)]
     assert collect((3, "c")) == [(3, 1, "c")]
@@ -77,7 +86,7 @@ def test_a_query_with_an_exchange_is_planned_every_time(
 
     for key in (1, 2, 3):
         frame = queries.frame({0: rows((key, "a"))}, {0: SCHEMA}, grouped, key="a")
-        assert found(frame.toArrow()) == [(key, 1)]
+        assert found(collected(frame)) == [(key, 1)]
     assert len(list(tmp_path.iterdir())) == 1, "files of earlier ones are removed"
 
 
@@ -87,7 +96,7 @@ def test_several_bindings_are_one_query(spark: SparkSession, tmp_path: Path) -> 
     schemas = {0: SCHEMA, 4: SCHEMA}
     for turn in range(3):
         given_ = {0: rows((turn, "a")), 4: rows((turn, "b"), (9, "c"))}
-        answer = found(queries.frame(given_, schemas, counted, key="both").toArrow())
+        answer = found(collected(queries.frame(given_, schemas, counted, key="both")))
         assert answer == sorted([(turn, 1, "a"), (turn, 1, "b"), (9, 1, "c")])
 
 
@@ -96,9 +105,12 @@ def test_more_rows_than_a_slot_holds_get_a_larger_one(spark: SparkSession, tmp_p
     queries = Queries(spark, tmp_path)
     few, many = rows((1, "a")), rows(*((n, "y" * 100) for n in range(2_000)))
     for table, want in ((few, 1), (many, 2_000), (few, 1), (many, 2_000)):
-        answer = queries.frame({0: table}, {0: SCHEMA}, counted, key="a").toArrow()
+        answer = collected(queries.frame({0: table}, {0: SCHEMA}, counted, key="a"))
         assert answer.num_rows == want
-    assert sorted(p.stat().st_size for p in tmp_path.iterdir()) == [SLOT_BYTES, 4 * SLOT_BYTES]
+    assert sorted(p.stat().st_size for p in tmp_path.glob("*.parquet")) == [
+        SLOT_BYTES,
+        4 * SLOT_BYTES,
+    ]
 
 
 @pytest.mark.spark
@@ -109,9 +121,9 @@ def test_queries_that_were_not_used_for_long_are_forgotten(
     queries = Queries(spark, tmp_path)
     for key in ("a", "b", "a", "c", "b", "a"):
         assert found(
-            queries.frame({0: rows((1, key))}, {0: SCHEMA}, counted, key=key).toArrow()
+            collected(queries.frame({0: rows((1, key))}, {0: SCHEMA}, counted, key=key))
         ) == [(1, 1, key)]
-        assert len(list(tmp_path.iterdir())) <= 2
+        assert len(list(tmp_path.glob("*.parquet"))) <= 2
     assert QUERIES_MAX > 2
 
 
@@ -145,7 +157,9 @@ def test_nested_columns_and_names_with_dots_survive(spark: SparkSession, tmp_pat
             {"a.b": None, "in": None, "map": None, "raw": None, "yes": None, "flags": None},
         ]  # fmt: skip
         table = pa.Table.from_pylist(made, kinds)
-        answer = queries.frame({0: table}, {0: schema}, lambda frames: frames[0], key="a").toArrow()
+        answer = collected(
+            queries.frame({0: table}, {0: schema}, lambda frames: frames[0], key="a")
+        )
         assert answer.to_pylist() == table.to_pylist()
 
 

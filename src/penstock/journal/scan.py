@@ -87,6 +87,9 @@ LOCAL_BYTES_MAX: Final = 1 << 20
 LOCAL_PIECES_MAX: Final = 1024
 """Inline rows that the driver decodes itself: far less work than to start Python in a task."""
 
+LOCAL_OBJECTS_MAX: Final = 16
+"""Small objects that it reads itself as well, if a transaction has no others."""
+
 # --------------------------------------------------------------------------------------- planning
 
 Intervals = dict[int, list[tuple[int, int]]]
@@ -133,6 +136,8 @@ class ScanPlan:
     rest: tuple[Piece, ...]
     trusted: tuple[Trusted, ...] = ()
     """The objects of `native`."""
+    here: bool = False
+    """The driver reads all of `rest`."""
 
 
 @dataclass(slots=True)
@@ -157,7 +162,11 @@ class _Object:
     @property
     def small(self) -> bool:
         """True if opening it takes Spark longer than reading it."""
-        return sum(fragment.bytes for fragment in self.fragments) < SMALL_BYTES
+        return self.bytes < SMALL_BYTES
+
+    @property
+    def bytes(self) -> int:
+        return sum(fragment.bytes for fragment in self.fragments)
 
     @property
     def known(self) -> bool:
@@ -232,8 +241,13 @@ def _add(to: Intervals, run: Run, low: int, high: int) -> None:
 
 
 @gc_paused()
-def plan_scan(scanned: Iterable[ScannedJournal], *, native: bool = True) -> ScanPlan:
-    """Sort the visible rows of journals by how they are best read."""
+def plan_scan(
+    scanned: Iterable[ScannedJournal], *, native: bool = True, few_here: bool = False
+) -> ScanPlan:
+    """Sort the visible rows of journals by how they are best read.
+
+    With `few_here`, the driver reads objects itself that are few and small.
+    """
     readable: list[_Object] = []
     rest: list[VisibleRows] = []
     for journal in scanned:
@@ -244,6 +258,10 @@ def plan_scan(scanned: Iterable[ScannedJournal], *, native: bool = True) -> Scan
                 rest += each.visible
             elif each.visible:
                 readable.append(each)
+    here = few_here and _is_few(readable, rest)
+    if here:
+        rest += [rows for each in readable for rows in each.visible]
+        readable = []
     if sum(each.small for each in readable) > SMALL_MAX:
         rest += [rows for each in readable if each.small for rows in each.visible]
         readable = [each for each in readable if not each.small]
@@ -279,7 +297,19 @@ def plan_scan(scanned: Iterable[ScannedJournal], *, native: bool = True) -> Scan
         )
         if scan != NativeScan():
             found[schema] = scan
-    return ScanPlan(native=found, rest=tuple(pieces(rest)), trusted=tuple(trusted))
+    return ScanPlan(native=found, rest=tuple(pieces(rest)), trusted=tuple(trusted), here=here)
+
+
+def _is_few(objects: Sequence[_Object], others: Sequence[VisibleRows]) -> bool:
+    """True if the driver may read objects itself, beside others that it has at hand."""
+    return (
+        len(objects) <= LOCAL_OBJECTS_MAX
+        and len(others) <= LOCAL_PIECES_MAX
+        and all(each.small for each in objects)
+        and all(isinstance(rows.fragment.at, Inline) for rows in others)
+        and sum(each.bytes for each in objects) + sum(rows.fragment.bytes for rows in others)
+        <= LOCAL_BYTES_MAX
+    )
 
 
 def _objects(journal: ScannedJournal) -> tuple[dict[str, _Object], list[VisibleRows]]:
@@ -440,7 +470,7 @@ def scan_frame(
     for frame, steps in _native_frames(spark, root, plan.native, layouts, wanted, verify=verify):
         made = [_level_column(steps, wanted)] if leveled else []
         frames.append(frame.select(*map(_column, columns), *made))
-    local, distributed = _split_local(plan.rest)
+    local, distributed = _split_local(plan)
     if distributed:
         size = split_bytes(distributed, spark.sparkContext.defaultParallelism)
         some = splits(distributed, layouts, size)
@@ -485,7 +515,7 @@ def rows_at_hand(
 
     They look as `rows_schema` says.
     """
-    local, distributed = _split_local(plan.rest)
+    local, distributed = _split_local(plan)
     if plan.native or distributed:
         return None
     split = Split(pieces=tuple(local), layouts=layouts)
@@ -581,8 +611,11 @@ def _level_column(steps: Steps, wanted: Column) -> SparkColumn:
     return f.expr(search(steps)).alias(names.level)
 
 
-def _split_local(rest: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+def _split_local(plan: ScanPlan) -> tuple[Sequence[Piece], Sequence[Piece]]:
     """Split pieces into those the driver has at hand and reads itself, and those for tasks."""
+    rest = plan.rest
+    if plan.here:
+        return rest, ()
     inline = [piece for piece in rest if isinstance(place_of(piece), Inline)]
     if len(inline) > LOCAL_PIECES_MAX or sum(map(piece_bytes, inline)) > LOCAL_BYTES_MAX:
         return (), rest

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.util import _load_from_socket
 
 from penstock.errors import Unavailable
+from penstock.native.direct import SmallFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,8 +34,18 @@ MEMORY_BYTES: Final = 16 << 20
 
 
 @contextlib.contextmanager
-def collect_batches(frame: DataFrame) -> Iterator[Iterator[pyarrow.RecordBatch]]:
-    """Run a job, and yield its rows, in no order; they are there until the block ends."""
+def collect_batches(
+    frame: DataFrame | SmallFrame,
+) -> Iterator[Iterator[pyarrow.RecordBatch]]:
+    """Run a job, and yield its rows, in no order; they are there until the block ends.
+
+    A small frame needs no job, mostly.
+    """
+    if isinstance(frame, SmallFrame):
+        if (batches := frame.evaluate()) is not None:
+            yield iter(batches)
+            return
+        frame = frame.frame
     kept: list[pyarrow.RecordBatch] = []
     kept_bytes = 0
     with contextlib.ExitStack() as files:

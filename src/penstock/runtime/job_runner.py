@@ -171,9 +171,15 @@ class JobRunner:
         context = self.spark.sparkContext
         group = f"{self._task}/{self._epoch}/{time.monotonic_ns()}"
 
+        jobs = 0
+
         def grouped() -> T:
+            nonlocal jobs
             with spark_scope(context, group=group, description=f"transaction of {self._task}"):
-                return call()
+                try:
+                    return call()
+                finally:
+                    jobs = len(context.statusTracker().getJobIdsForGroup(group))
 
         def look() -> Awaited | None:
             return self._waits_for() or spark_slots.missing(context, group)
@@ -184,13 +190,12 @@ class JobRunner:
             with spark_slots.used_by(self._task, group), self._waits.on(self._task, SPARK, look):
                 return await asyncio.shield(running)
         except asyncio.CancelledError:
-            await _cancelled(running, functools.partial(context.cancelJobGroup, group))
+            await _cancelled(running, functools.partial(_cancel_group, self.spark, group))
             raise
         except Exception as failed:
             error = summarize_error(failed)
             raise
         finally:
-            jobs = len(context.statusTracker().getJobIdsForGroup(group))
             self.jobs_run += jobs
             self._activity.ran_job(group, began, jobs, error)
 
@@ -265,6 +270,12 @@ async def _cancelled(running: asyncio.Future[T], cancel: Callable[[], None]) -> 
         await asyncio.wait([running], timeout=_AGAIN_S)
         asked.add_done_callback(ignore_result)
     running.add_done_callback(ignore_result)
+
+
+def _cancel_group(spark: SparkSession, group: str) -> None:
+    from penstock.native.direct import cancel_group
+
+    cancel_group(spark, group)
 
 
 def _refusals() -> tuple[type[Exception], ...]:

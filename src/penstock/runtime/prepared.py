@@ -3,7 +3,7 @@
 Spark plans every frame anew, and for a hundred rows that is more work than to run it. But a frame
 that is collected again keeps its plan, and its tasks read their files as they are by then. So the
 rows of a small transaction are put into a file that has the same name each time, its **slot**, and
-the frame over it is collected once more.
+the frame over it is collected once more, mostly without a job (`native.direct`).
 
 A plan must hold nothing of what it was run on before. But Spark keeps what an exchange, a broadcast
 or a subquery of a plan has made, and would answer with the rows of an earlier transaction. So a
@@ -29,6 +29,7 @@ import pyarrow
 import pyarrow.parquet
 
 from penstock.journal.scan import parquet_frame
+from penstock.native.direct import SmallFrame, executed_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +73,7 @@ class Queries:
         combined: Callable[[Mapping[int, DataFrame]], DataFrame],
         *,
         key: Hashable,
-    ) -> DataFrame:
+    ) -> DataFrame | SmallFrame:
         """Return what `combined` makes of frames with these rows; called once for a `key`, mostly.
 
         Collect it before asking for the next one.
@@ -87,10 +88,11 @@ class Queries:
             self._once.forget()
             self._once = None
         if query is None:
-            query = self._query(files, sizes, schemas, combined)
-            if _keeps_rows(query.frame):
+            query, frame = self._query(files, sizes, schemas, combined)
+            if _keeps_rows(frame):
                 self._once = query
-                return query.frame
+                return frame
+            query.frame = SmallFrame(frame, query.answer)
             while len(self._known) >= QUERIES_MAX:
                 self._known.pop(next(iter(self._known))).forget()
         else:
@@ -108,45 +110,46 @@ class Queries:
         sizes: Mapping[int, int],
         schemas: Mapping[int, StructType],
         combined: Callable[[Mapping[int, DataFrame]], DataFrame],
-    ) -> _Query:
+    ) -> tuple[_Query, DataFrame]:
         self._made += 1
         self._directory.mkdir(parents=True, exist_ok=True)
         slots = {binding: self._directory / f"{self._made}-{binding}.parquet" for binding in files}
-        query = _Query(slots)
+        query = _Query(slots, self._directory / f"{self._made}.answer")
         query.put(files, sizes)
-        query.frame = combined(
-            {
-                binding: parquet_frame(self._spark, "file://", [str(slot)], schemas[binding])
-                for binding, slot in slots.items()
-            }
-        )
-        return query
+        frames = {
+            binding: parquet_frame(self._spark, "file://", [str(slot)], schemas[binding])
+            for binding, slot in slots.items()
+        }
+        return query, combined(frames)
 
 
 class _Query:
     """A frame, and the files that it reads."""
 
-    frame: DataFrame
+    frame: SmallFrame
 
-    def __init__(self, slots: Mapping[int, Path]) -> None:
+    def __init__(self, slots: Mapping[int, Path], answer: Path) -> None:
         self._slots = slots
+        self.answer = answer
 
     def put(self, files: Mapping[int, bytes], sizes: Mapping[int, int]) -> None:
         """From now on the frame has these rows."""
         for binding, slot in self._slots.items():
             # Beside it and renamed: a task that has the old file open goes on reading that.
+            # And not over it: some file systems write a file to disk before it replaces another.
             beside = slot.with_suffix(".next")
             beside.write_bytes(padded(files[binding], sizes[binding]))
-            beside.replace(slot)
+            slot.unlink(missing_ok=True)
+            beside.rename(slot)
 
     def forget(self) -> None:
-        for slot in self._slots.values():
-            slot.unlink(missing_ok=True)
+        for file in (*self._slots.values(), self.answer):
+            file.unlink(missing_ok=True)
 
 
 def _keeps_rows(frame: DataFrame) -> bool:
     """True if a frame that is collected again may have rows of the first time."""
-    plan = str(frame._jdf.queryExecution().executedPlan())  # noqa: SLF001 - shown nowhere else
+    plan = executed_plan(frame)
     return any(name in plan for name in _KEEPING)
 
 

@@ -11,7 +11,7 @@ leader takes the rows itself if they are few.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -176,6 +176,20 @@ def stage(documents: DataFrame, staging: FragmentStaging) -> tuple[StagedFragmen
     return tuple(report for report in reports if report.fragments)
 
 
+def without_hashes(batches: Iterable[pyarrow.RecordBatch]) -> list[pyarrow.RecordBatch]:
+    """Return documents without their `KEY_HASH`; raises `RepeatedKeys` if two have the same."""
+    kept, hashes = [], []
+    for batch in batches:
+        hashes.append(_hashes_of(batch))
+        kept.append(batch.drop_columns([KEY_HASH]))
+    _check_distinct(hashes)
+    return kept
+
+
+def _hashes_of(batch: pyarrow.RecordBatch) -> bytes:
+    return batch.column(KEY_HASH).to_numpy().astype(np.int64).tobytes()
+
+
 def _check_distinct(hashes: list[bytes]) -> None:
     if hashes:
         every = np.concatenate([np.frombuffer(some, np.int64) for some in hashes])
@@ -188,15 +202,15 @@ def _stager(staging: FragmentStaging) -> Callable[[Batches], Batches]:
     def run(batches: Batches) -> Batches:
         hashes: list[bytes] = []
 
-        def without_hashes() -> Batches:
+        def documents() -> Batches:
             for batch in batches:
                 if KEY_HASH in batch.schema.names:
-                    hashes.append(batch.column(KEY_HASH).to_numpy().astype(np.int64).tobytes())
+                    hashes.append(_hashes_of(batch))
                     batch = batch.drop_columns([KEY_HASH])
                 yield batch
 
         try:
-            staged = stage_fragments(staging, without_hashes())
+            staged = stage_fragments(staging, documents())
             yield _report(staged.encode(), b"".join(hashes) if hashes else None, None)
         except PenstockError as error:
             # As data: the job has not failed, the blob store has, and trying again is not Spark's.

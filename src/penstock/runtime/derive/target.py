@@ -55,6 +55,13 @@ class DerivedTarget:
         return last or not self.combines
 
     @cached_property
+    def leaves_one_alone(self) -> bool:
+        """True if combining does nothing to a document that is the only one of its key."""
+        plan = self.plan
+        flat = plan.kind in (PlanKind.LAST, PlanKind.FLAT) and plan.apart is None
+        return flat or not self.combines
+
+    @cached_property
     def is_ordered(self) -> bool:
         """True if the outcome depends on the order of a key's documents.
 

@@ -13,6 +13,7 @@ Nothing of it is visible before the transaction's ACKs, and nothing is lost if t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.journal.publisher import Publisher
+    from penstock.native.direct import SmallFrame
     from penstock.runtime.derive.build import DerivationTask
     from penstock.runtime.derive.publish_jobs import Publishing
     from penstock.runtime.derive.row_jobs import RowSource, RowTarget
@@ -58,6 +60,9 @@ if TYPE_CHECKING:
 
 SMALL_BYTES: Final = 4 << 20
 """Stored size of documents up to which a transaction is small; what it publishes is hardly more."""
+
+COMBINE_NEXT: Final = 100
+"""Small transactions that are combined at once, after one that had several documents of a key."""
 
 APART_MAX: Final = 8_000_000
 """Documents of a transaction whose key hashes the leader compares, at eight bytes each."""
@@ -146,6 +151,8 @@ class DeriveJobs:
             control=control,
         )
         self._opened: _Opened | None = None
+        self._combine_next = 0
+        """Small transactions that are combined without trying whether they must be."""
         self._repeats_keys = False
         """A transaction of this session published several documents of one key."""
 
@@ -305,9 +312,38 @@ class DeriveJobs:
         *,
         few: bool,
     ) -> list[pyarrow.RecordBatch]:
-        """Run a job, and return the documents that it publishes, which are few."""
+        """Return the documents that transforms publish, which are few; by a job, if it takes one.
+
+        Most small transactions publish one document for a key, and then there is nothing to
+        combine. That is tried first, until it fails, and later now and then.
+        """
+        from penstock.runtime.derive.publish_jobs import RepeatedKeys, without_hashes
+
+        self._combine_next = max(0, self._combine_next - 1)
+        alone = self._task.engine is None and self._task.target.leaves_one_alone
+        if few and alone and not self._combine_next:
+            try:
+                with self._collecting(opened, deliveries, readings, few=few, apart=True) as found:
+                    return without_hashes(found)
+            except RepeatedKeys:
+                self._combine_next = COMBINE_NEXT
+        with self._collecting(opened, deliveries, readings, few=few, apart=False) as found:
+            return [batch for batch in found if batch.num_rows]
+
+    @contextlib.contextmanager
+    def _collecting(
+        self,
+        opened: _Opened,
+        deliveries: Deliveries,
+        readings: Mapping[int, Reading],
+        *,
+        few: bool,
+        apart: bool,
+    ) -> Iterator[Iterator[pyarrow.RecordBatch]]:
         from penstock.native.collect import collect_batches
         from penstock.runtime.spark_tasks import job_errors
+
+        way = opened.publishing
 
         def placed(frames: Mapping[int, DataFrame]) -> Mapping[int, DataFrame]:
             # In one partition before the lambda, whose own aggregates then need no exchange.
@@ -316,25 +352,28 @@ class DeriveJobs:
         def published() -> DataFrame:
             return self._published(opened, deliveries, placed(_frames(readings)))
 
-        def documents(frames: Mapping[int, DataFrame]) -> DataFrame:
-            united = self._published(opened, deliveries, placed(frames))
-            return opened.publishing.documents(united, few=few)
+        def documents(united: DataFrame) -> DataFrame:
+            return way.apart(united).coalesce(1) if apart else way.documents(united, few=few)
+
+        def prepared(frames: Mapping[int, DataFrame]) -> DataFrame:
+            return documents(self._published(opened, deliveries, placed(frames)))
 
         rows = {at: reading.at_hand() for at, reading in readings.items()}
         known = {at: some for at, some in rows.items() if some is not None}
+        frame: DataFrame | SmallFrame
         if opened.queries is None or not few or len(known) < len(rows):
-            frame = opened.publishing.documents(published(), few=few)
+            frame = documents(published())
         else:
             schemas = {at: reading.schema for at, reading in readings.items()}
-            key = tuple(self._shape_of(at, some, readings[at]) for at, some in deliveries.items())
-            frame = opened.queries.frame(known, schemas, documents, key=key)
+            kinds = (self._shape_of(at, some, readings[at]) for at, some in deliveries.items())
+            frame = opened.queries.frame(known, schemas, prepared, key=(apart, *kinds))
         with (
             opened.errors(),
-            opened.publishing.explaining(published),
+            way.explaining(published),
             job_errors(),
             collect_batches(frame) as batches,
         ):
-            return [batch for batch in batches if batch.num_rows]
+            yield batches
 
     def _shape_of(self, at: int, deliveries: Sequence[Delivery], reading: Reading) -> Hashable:
         """Return all that the query over a binding's documents depends on, their columns too.
@@ -489,8 +528,9 @@ class DeriveJobs:
                 continue
             reading = await opened.slice.reading(binding, some, states)
             stamps = stamp_names(self._task.source_root(binding))
+            frame = await asyncio.to_thread(reading.frame)
             found = await self._runner.in_spark(
-                functools.partial(first_failing, opened.transforms[at], reading.frame(), stamps)
+                functools.partial(first_failing, opened.transforms[at], frame, stamps)
             )
             if found is not None:
                 blamed.binding, (blamed.clock, blamed.producer) = at, found

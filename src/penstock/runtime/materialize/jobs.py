@@ -41,6 +41,7 @@ from penstock.model.columns import Column
 from penstock.native.arrow import to_arrow
 from penstock.native.arrow_types import arrow_schema
 from penstock.native.collect import collect_batches
+from penstock.native.direct import SmallFrame
 from penstock.native.keys import key_hash, shard_index
 from penstock.native.plan import ReductionPlan
 from penstock.native.reduce import FrameReduction, flag_column
@@ -213,7 +214,10 @@ def stage(
 
 
 def stage_here(
-    jobs: Sequence[BindingJob], frame: DataFrame, workers: Workers, identity: JobIdentity
+    jobs: Sequence[BindingJob],
+    frame: DataFrame | SmallFrame,
+    workers: Workers,
+    identity: JobIdentity,
 ) -> StagedManifest:
     """Stage on the leader, as shard 0, what `spark_tasks.union` made. Blocks.
 

@@ -32,6 +32,7 @@ from penstock.shuffle.order import Order, arranged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.native.direct import SmallFrame
     from penstock.native.reduce import FrameReduction
     from penstock.runtime.materialize.build import MaterializationTask
     from penstock.runtime.materialize.jobs import BindingJob, ShardCounts, StagedManifest
@@ -295,7 +296,7 @@ class TransactionJobs:
 
     def _small_frame(
         self, deliveries: Mapping[int, Sequence[Delivery]], readings: Mapping[int, Reading]
-    ) -> DataFrame:
+    ) -> DataFrame | SmallFrame:
         """Return the combined rows of a small transaction, in one partition.
 
         Those that all came with records are read by a query that is planned already.
