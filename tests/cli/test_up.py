@@ -199,7 +199,7 @@ def test_killed_at_any_moment_and_started_again_it_is_exact(tmp_path: Path) -> N
     def all_stored() -> bool:
         return sum(each for each, _ in stored_totals(tmp_path).values()) >= count
 
-    for kill in range(3):
+    for kill in range(2):
         with running(tmp_path, "catalog.yaml") as up:
             until(all_stored, up)
             for _ in range(kill + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -150,10 +151,18 @@ def _table(
         get_renderable=render, console=stderr, refresh_per_second=1 / _REFRESH_S, transient=True
     ):
         logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
+        if not settings.debug:
+            for handler in logging.getLogger().handlers:  # until they are configured again
+                handler.addFilter(_is_not_in_the_table)
         try:
             yield
         finally:
             logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
+
+
+def _is_not_in_the_table(record: logging.LogRecord) -> bool:
+    """False for what tasks log when they start and wait; ops/logs has it, and --debug shows it."""
+    return record.name != "penstock.runtime" or record.levelno >= logging.ERROR
 
 
 def _print(reports: Sequence[TaskReport], *, as_json: bool) -> None:

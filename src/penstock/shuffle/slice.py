@@ -33,6 +33,7 @@ from penstock.journal.committed import VisibleRows
 from penstock.journal.rows import STAMPS, row_schema, stamp_names
 from penstock.journal.scan import plan_scan, rows_at_hand, rows_schema, scan_frame
 from penstock.journal.schemas import layout
+from penstock.model import pointer
 from penstock.model.clock import CLOCK_MAX, Clock
 from penstock.model.schema import compiled
 from penstock.native import keys, sql
@@ -78,12 +79,24 @@ def document_column(binding: Binding) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    """Expressions shared by all frames of a binding: making one takes many calls into the JVM."""
+class _Layout:
+    """The rows of a binding."""
 
     root: Column
     needs: tuple[str, ...]
     """The columns that its key is made of."""
+
+    @classmethod
+    def of(cls, binding: Binding) -> _Layout:
+        root = layout(binding.collection.read_schema.text)
+        tops = [pointer.parse(location)[0] for location in binding.key]
+        return cls(root=root, needs=needed_columns(root, tops))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expressions:
+    """Expressions shared by all frames of a binding: making one takes many calls into the JVM."""
+
     packed: Mapping[bool, tuple[SparkColumn, ...]]
     """The columns of a row, leveled or not, under names that no document can have."""
     routed: tuple[SparkColumn, ...]
@@ -154,8 +167,9 @@ class Slice:
         self._planner = planner
         self._bindings = bindings
         self._routing = routing
-        self._prepared = {binding.index: _prepare(binding, routing) for binding in bindings}
-        self._order = _order(bindings)
+        self._layouts = {binding.index: _Layout.of(binding) for binding in bindings}
+        self._expressions: dict[int, _Expressions] = {}
+        """Made for the first frame that is routed: most small transactions route none."""
 
     async def shuffled(
         self, deliveries: Iterable[Delivery], states: Mapping[str, JournalState]
@@ -204,7 +218,7 @@ class Slice:
         the columns of its key are always there too. `stamps` are columns of their stamps, all by
         default; the clock has to be one of them.
         """
-        prepared = self._prepared[binding.index]
+        known = self._layouts[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
         admitted = True
         leveled = False
@@ -229,12 +243,12 @@ class Slice:
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)
-        root, wanted = prepared.root, binding.columns if columns is None else columns
+        root, wanted = known.root, binding.columns if columns is None else columns
         every = row_schema(root).names
         if wanted is None:
             names = every[:-STAMPS]
         else:
-            names = list(dict.fromkeys([*needed_columns(root, wanted), *prepared.needs]))
+            names = list(dict.fromkeys([*needed_columns(root, wanted), *known.needs]))
         stamp = every[-STAMPS:] if stamps is None else stamps
         return Reading(
             spark=self._spark,
@@ -249,9 +263,11 @@ class Slice:
 
     def routed(self, frame: DataFrame, binding: Binding) -> DataFrame:
         """Rows of `frame` with where they go: `ROUTED`, then the document as one column."""
-        prepared = self._prepared[binding.index]
-        leveled = stamp_names(prepared.root).level in frame.columns
-        return frame.select(*prepared.packed[leveled]).select(*prepared.routed)
+        if (made := self._expressions.get(binding.index)) is None:
+            made = _expressions(binding, self._routing)
+            self._expressions[binding.index] = made
+        leveled = stamp_names(self._layouts[binding.index].root).level in frame.columns
+        return frame.select(*made.packed[leveled]).select(*made.routed)
 
     def exchange(self, frames: Sequence[DataFrame], *, few: bool = False) -> DataFrame:
         """Routed rows of several bindings: partition i has those of shard i, in order.
@@ -265,10 +281,10 @@ class Slice:
             placed = united.coalesce(1)
         else:
             placed = united.repartitionById(count, _checked_shard(count))
-        return placed.sortWithinPartitions(*self._order)
+        return placed.sortWithinPartitions(*_order(self._bindings))
 
 
-def _prepare(binding: Binding, routing: Routing) -> _Prepared:
+def _expressions(binding: Binding, routing: Routing) -> _Expressions:
     schema = binding.collection.read_schema.text
     root = layout(schema)
     key = key_columns(compiled(schema).shape, root, binding.key)
@@ -308,7 +324,7 @@ def _prepare(binding: Binding, routing: Routing) -> _Prepared:
         for name in (*ROUTED, document_column(binding))
     ]
     packed = {leveled: pack(leveled=leveled) for leveled in (False, True)}
-    return _Prepared(root=root, needs=key.needs, packed=packed, routed=tuple(routed))
+    return _Expressions(packed=packed, routed=tuple(routed))
 
 
 def _order(bindings: Sequence[Binding]) -> tuple[SparkColumn, ...]:

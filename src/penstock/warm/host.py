@@ -274,6 +274,8 @@ class _Forker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._environment = dict(os.environ)
+        """As it is now: while Spark starts, there is more in it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: wire.Channel | None = None
         self._stopped = False
@@ -305,6 +307,7 @@ class _Forker:
                 # In a session of its own: Ctrl-C of the host's terminal is not for commands.
                 self._process = subprocess.Popen(  # noqa: S603
                     [sys.executable, "-m", _FORKER, str(theirs.fileno())],
+                    env=self._environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
