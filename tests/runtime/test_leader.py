@@ -43,7 +43,7 @@ from penstock.runtime.materialize import jobs, transaction_jobs
 from penstock.runtime.materialize.fields import Mode
 from penstock.runtime.pruning import Pruning
 from penstock.runtime.recovery import Layout, RecoveryMachine, recovery_key
-from penstock.runtime.requests import CLOSE_NOW, request
+from penstock.runtime.requests import close_now
 from penstock.runtime.session import World
 from runtime.crash_world import receiving
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, lead, now, reduced, task
@@ -339,7 +339,7 @@ def test_a_transaction_is_closed_on_request_and_sessions_end_after_their_number(
                 lead(lambda: built, place.world(store), control, name="acme/views")
             )
             while not leading.done():  # it is heard by a transaction that is open
-                await request(store, "acme/views", CLOSE_NOW)
+                await close_now(store, "acme/views")
                 await asyncio.wait([leading], timeout=0.5)
             ended = leading.result()
             assert ended.error is None, ended.error
