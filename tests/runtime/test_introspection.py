@@ -164,6 +164,8 @@ def test_what_matters_weighs_more_than_progress(process: Introspection) -> None:
     activity.wait_changed()
     assert activity.weight == weight + 1
     assert activity.report().wait == waiting[0]
+    (row,) = process.relations()["tasks"]()
+    assert row["wait"] == {"what": STORE.what, "fix": STORE.fix, "since": 5.0}
 
 
 def test_nothing_grows_without_bound(

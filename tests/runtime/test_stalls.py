@@ -29,6 +29,7 @@ from penstock.model.clock import Producer
 from penstock.native.arrow import to_arrow
 from penstock.runtime import requests
 from penstock.runtime.diagnosis import TaskState
+from penstock.runtime.introspection import Introspection
 from penstock.runtime.reports import reporting
 from penstock.status import TaskStatus, statuses
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, now, task
@@ -220,9 +221,6 @@ def test_a_task_that_writes_is_named_by_its_name(place: Place) -> None:
     async def run() -> None:
         async with following(place) as store:
             publisher = await opened_publisher(place, store, "acme/accounts")
-            from penstock.runtime.introspection import Introspection
-            from penstock.runtime.reports import reporting
-
             other = Introspection(time.time)
             other.task("capture", "acme/in").runs(str(publisher.producer))
             async with reporting(store, other):

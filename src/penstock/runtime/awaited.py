@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 
 class Awaited(NamedTuple):
     """Something that others have to do before a task goes on."""
@@ -18,7 +20,7 @@ class Awaited(NamedTuple):
     """What a person can do about it."""
 
 
-class Wait(NamedTuple):
+class Wait(Struct, frozen=True):
     """A wait that has lasted long enough to be told."""
 
     what: str
