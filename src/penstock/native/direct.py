@@ -78,12 +78,21 @@ def _direct_plans(spark: SparkSession) -> Any:  # noqa: ANN401 - an object of th
     with _lock:
         if id(context) not in _compiled:
             jvm = context._jvm  # noqa: SLF001 - pyspark has no public way to its JVM
-            compiler = jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-            compiler.cook(resources.files(__package__).joinpath("DirectPlans.java").read_text())
-            made = compiler.getClassLoader().loadClass("penstock.DirectPlans")
-            arguments = context._gateway.new_array(jvm.Object, 1)  # noqa: SLF001
-            arguments[0] = context._jsc.sc().conf()  # noqa: SLF001
+            # Where other processes use this JVM too, they find what one of them has compiled.
+            shared, name = jvm.System.getProperties(), f"penstock.{context.applicationId}"
+            if (found := shared.get(name)) is None:
+                shared.put(name, found := _compile(context))
             _compiled.clear()  # of a context that was stopped
-            _compiled[id(context)] = made.getConstructors()[0].newInstance(arguments)
+            _compiled[id(context)] = found
         return _compiled[id(context)]
+
+
+def _compile(context: Any) -> Any:  # noqa: ANN401
+    jvm = context._jvm  # noqa: SLF001
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
+    compiler.cook(resources.files(__package__).joinpath("DirectPlans.java").read_text())
+    made = compiler.getClassLoader().loadClass("penstock.DirectPlans")
+    arguments = context._gateway.new_array(jvm.Object, 1)  # noqa: SLF001
+    arguments[0] = context._jsc.sc().conf()  # noqa: SLF001
+    return made.getConstructors()[0].newInstance(arguments)
