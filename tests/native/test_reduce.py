@@ -18,7 +18,13 @@ from penstock.model.reduce import ReductionError, reduce_full
 from penstock.model.schema import CompiledSchema
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.plan import ReductionPlan, compile_reduction
-from penstock.native.reduce import FrameReduction, flag_column, reduce_dataframe, reduction_errors
+from penstock.native.reduce import (
+    FrameReduction,
+    flag_column,
+    reduce_dataframe,
+    reduction_errors,
+    shared_reduction,
+)
 from penstock.testing.sink_harness import reduce_partially
 from support.reductions import (
     EXAMPLES,
@@ -335,3 +341,30 @@ def test_hidden_members_may_be_left_out_and_absent_keys_count_as_their_default(
     rows = {(row["r"], row["n"]) for row in result.collect()}
     assert rows == {("eu", 3), ("us", 5)}
     assert "_x" not in result.columns
+
+
+# ----------------------------------------------------------------------------------- alike tasks
+
+
+def test_tasks_that_are_alike_share_their_reduction(spark: SparkSession) -> None:
+    """Whoever made it, it reduces the rows of its frame; whatever differs, is not shared."""
+    schema = document({"v": {"type": "integer", "reduce": SUM}})
+
+    def shared(order: str = "$seq", *, full: bool = True, columns: object = None) -> FrameReduction:
+        plan = compile_reduction(CompiledSchema(schema), ["/id"])
+        return shared_reduction(spark, plan, order=[order], full=full, columns=columns)
+
+    assert shared() is shared()
+    assert len({*map(id, [shared(), shared("$clock"), shared(full=False), shared(columns=1)])}) == 4
+    other = compile_reduction(
+        CompiledSchema(document({"v": {"type": "number", "reduce": SUM}})), ["/id"]
+    )
+    assert shared_reduction(spark, other, order=["$seq"], full=True, columns=None) is not shared()
+    for histories in ([[1, 2, 3]], [[5], [7, 8]]):
+        plan = compile_reduction(CompiledSchema(schema), ["/id"])
+        groups: list[list[Json]] = [
+            [{"id": "k", "v": each} for each in group] for group in histories
+        ]
+        got = outcomes(plan, shared().apply(frame(spark, plan, groups)), full=True)
+        rules = CompiledSchema(schema).active_rules
+        assert nearly_equal(got, [[reduce_full(group, rules)] for group in groups])

@@ -228,6 +228,8 @@ def test_ctrl_c_ends_a_command_that_uses_it(place: Place, host: Host) -> None:
     with held(place) as command:
         process = host.begun()
         command.send_signal(signal.SIGINT)
+        assert command.stderr is not None
+        assert any("finishing what is under way" in line for line in command.stderr)
         command.send_signal(signal.SIGINT)
         assert command.wait(SOON_S) == 128 + signal.SIGINT
         eventually(lambda: not is_running(process), "the command goes on")
@@ -272,7 +274,7 @@ def test_a_gateway_has_a_secret_and_a_tag_and_ends(spark: SparkSession) -> None:
         assert first.secret != second.secret
         assert tags(first.port, first.secret) == first._tag
         assert tags(second.port, second.secret) == second._tag
-        assert spark.sparkContext.getJobTags() == set()
+        assert list(spark.sparkContext.getJobTags()) == []
         with pytest.raises(Py4JError):
             tags(second.port, first.secret)
     finally:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
@@ -89,6 +93,38 @@ class FrameReduction:
         for step in steps:
             df = step(df)
         return df
+
+
+REDUCTIONS_MAX: Final = 256
+"""Kept for one Spark; each has some hundred expressions in its JVM."""
+
+_reductions: WeakKeyDictionary[SparkSession, OrderedDict[Hashable, FrameReduction]] = (
+    WeakKeyDictionary()
+)
+_reductions_lock = threading.Lock()
+
+
+def shared_reduction(
+    spark: SparkSession,
+    plan: ReductionPlan,
+    *,
+    order: Sequence[str],
+    full: bool,
+    columns: Hashable,
+) -> FrameReduction:
+    """Return the reduction that all tasks of this process use whose documents are alike.
+
+    `order` are columns by name. `columns` tells frames with other columns apart.
+    """
+    key = (plan.schema.text, plan.key, tuple(order), full, columns)
+    with _reductions_lock:
+        known = _reductions.setdefault(spark, OrderedDict())
+        if (found := known.pop(key, None)) is None:
+            found = FrameReduction(plan, order=[column(name) for name in order], full=full)
+            if len(known) >= REDUCTIONS_MAX:
+                known.popitem(last=False)
+        known[key] = found  # as the one that was used last
+        return found
 
 
 _Step = Callable[[DataFrame], DataFrame]

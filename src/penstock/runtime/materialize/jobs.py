@@ -43,8 +43,7 @@ from penstock.native.arrow_types import arrow_schema
 from penstock.native.collect import collect_batches
 from penstock.native.direct import SmallFrame
 from penstock.native.keys import key_hash, shard_index
-from penstock.native.plan import ReductionPlan
-from penstock.native.reduce import FrameReduction, flag_column
+from penstock.native.reduce import FrameReduction, flag_column, shared_reduction
 from penstock.native.reduce import key_columns as reduction_keys
 from penstock.native.spark_types import spark_schema
 from penstock.runtime.connector.common import SparkAttempt
@@ -60,14 +59,13 @@ from penstock.runtime.spark_tasks import (
     error_from_text,
     error_to_text,
     job_errors,
-    quoted,
     shard_of_task,
     split_by_binding,
 )
 from penstock.shuffle.route import key_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.runtime.materialize.build import BoundTarget
 
@@ -167,13 +165,21 @@ _STORED: Final = 0
 """The order of stored documents: before all others."""
 
 
-def combination(plan: ReductionPlan, mode: Mode, *, order: Sequence[str]) -> FrameReduction:
+def combination(
+    spark: SparkSession, bound: BoundTarget, *, order: Sequence[str], foreign: bool
+) -> FrameReduction:
     """Return the reduction of a binding's documents as far as it goes without stored ones.
 
     To one document per key, unless some are to be loaded, or all are to be kept as they are.
+    `foreign` documents have all columns.
     """
-    whole = mode in (Mode.REPLACE, Mode.PUSHDOWN)
-    return FrameReduction(plan, order=[f.col(quoted(name)) for name in order], full=whole)
+    return shared_reduction(
+        spark,
+        bound.plan,
+        order=order,
+        full=bound.mode in (Mode.REPLACE, Mode.PUSHDOWN),
+        columns=None if foreign else bound.columns,
+    )
 
 
 def reduce_into_stored(

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.native.direct import SmallFrame
-    from penstock.native.reduce import FrameReduction
     from penstock.runtime.materialize.build import MaterializationTask
     from penstock.runtime.materialize.jobs import BindingJob, ShardCounts, StagedManifest
     from penstock.runtime.materialize.transaction import Transaction
@@ -93,8 +92,6 @@ class TransactionJobs:
         self._slice: Slice | None = None
         self._queries: Queries | None = None
         """Where tasks see the files of this machine."""
-        self._combinations: dict[tuple[int, bool, Order], FrameReduction] = {}
-        """Keyed by binding, whether all columns are read, and what orders documents."""
         self._targets = {target.binding.index: target for target in task.targets}
         self._results = JobResults()
 
@@ -221,10 +218,8 @@ class TransactionJobs:
         foreign, order = _kind(bound.binding, deliveries)
         if foreign:
             frame = check_documents(frame, bound.plan.schema, bound.plan.columns)
-        if (combination := self._combinations.get((binding, foreign, order))) is None:
-            by = order_columns(bound.plan.columns, order)
-            combination = jobs.combination(bound.plan, bound.mode, order=by)
-            self._combinations[binding, foreign, order] = combination
+        by = order_columns(bound.plan.columns, order)
+        combination = jobs.combination(self._runner.spark, bound, order=by, foreign=foreign)
         return combination.apply(frame.coalesce(1) if small else frame)
 
     async def _gather(self, txn: Transaction, states: States, attempt: int) -> None:
