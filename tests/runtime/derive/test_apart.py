@@ -1,4 +1,4 @@
-"""Documents that only write over each other keep no order, unless two are of one key."""
+"""Documents are combined, and kept in order, only if two are of one key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.runtime.derive import publish_jobs, transaction_jobs
+from penstock.runtime.derive.target import DerivedTarget
 from runtime.derive.deriving import caught_up
 from runtime.sessions import Place
 
@@ -29,9 +30,15 @@ def collection(derive: Document | None = None) -> Document:
     return {"key": ["/id"], "schema": schema, **({"derive": derive} if derive else {})}
 
 
-@pytest.fixture
-def place(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+@pytest.fixture(params=["small", "large"])
+def place(
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Place:
+    if request.param == "large":
+        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
     place = Place(tmp_path, spark)
     transform = {
         "name": "fromNumbers",
@@ -74,3 +81,64 @@ def test_of_documents_of_one_key_the_last_one_stays(place: Place, ways: list[str
     assert ways == ["apart", "documents"]
     assert {doc["id"]: doc["n"] for doc in place.read("acme/more")} == dict.fromkeys(range(100), 5)
     assert len(place.read("acme/more")) == 100
+
+
+# ------------------------------------------------------------------------ what combining would do
+
+REDUCED: Document = {
+    "type": "object",
+    "required": ["id"],
+    "reduce": {"strategy": "merge"},
+    "properties": {
+        "id": {"type": "integer"},
+        "sum": {"type": "number", "reduce": {"strategy": "sum"}},
+        "big": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "least": {"type": "string", "reduce": {"strategy": "minimize"}},
+        "most": {"type": ["integer", "null"], "reduce": {"strategy": "maximize"}},
+        "first": {"type": "string", "reduce": {"strategy": "firstWriteWins"}},
+        "within": {
+            "type": "object",
+            "reduce": {"strategy": "merge"},
+            "properties": {"n": {"type": "integer", "reduce": {"strategy": "sum"}}},
+        },
+        "any": {},
+    },
+}
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["one of a key", "several of a key"])
+def test_small_transactions_publish_what_combining_would(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, repeats: bool
+) -> None:
+    transform = {
+        "name": "fromNumbers",
+        "source": "acme/numbers",
+        "shuffle": "any",
+        "lambda": "select * from source",
+    }
+    derive = {"using": {"spark": {}}, "transforms": [transform]}
+    documents: list[Document] = [
+        {"id": 1, "sum": 0.1, "big": 2**53, "least": "b", "most": None, "first": "x"},
+        {"id": 2, "within": {"n": 3}, "any": [1, None, {"a": "b"}]},
+        {"id": 3, "sum": 7, "any": None, "more": {"not": ["named"]}},
+        {"id": 1 if repeats else 4, "sum": -1.5, "least": "a", "most": 4, "first": "y"},
+        {"id": 2 if repeats else 5, "within": {"n": 4}, "any": "text"},
+    ]
+    found = []
+    for alone in (True, False):
+        if not alone:
+            monkeypatch.setattr(DerivedTarget, "leaves_one_alone", property(lambda _: False))
+        place = Place(tmp_path / str(alone), spark)
+        place.directory.mkdir()
+        place.apply(
+            {
+                "acme/numbers": {"key": ["/id"], "schema": REDUCED},
+                "acme/more": {"key": ["/id"], "schema": REDUCED, "derive": derive},
+            },
+            {},
+        )
+        place.append({"acme/numbers": documents})
+        caught_up(place)
+        found.append(sorted(place.read("acme/more"), key=lambda doc: int(doc["id"])))
+    assert found[0] == found[1]
+    assert len(found[0]) == (3 if repeats else 5)
