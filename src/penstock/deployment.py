@@ -1,8 +1,8 @@
 """Check the stores of a deployment before they are opened, and who runs its tasks.
 
-`penstock up` holds a lock in the data directory while it runs: the system releases it with the
-process, however that ends. So it says for certain whether there is an `up` on this machine. It says
-nothing of other machines; there, the newest `up` takes over (`cluster.sessions`).
+`penstock up` and `penstock cluster` hold a lock in the data directory while they run: the system
+releases it with the process, however that ends. So it says for certain whether there is one on this
+machine. It says nothing of other machines; there, the newest takes over (`cluster.claim`).
 """
 
 from __future__ import annotations
@@ -50,22 +50,24 @@ def check_not_lost(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def running_up(settings: Settings) -> Iterator[None]:
-    """Within this, the process is the `penstock up` of its data directory; refuses a second one."""
+def running_up(settings: Settings, command: str = "up") -> Iterator[None]:
+    """Within this, the process runs the tasks of its data directory; refuses a second one."""
     settings.data.mkdir(parents=True, exist_ok=True)
     with (settings.data / _LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                "penstock up runs here already",
+                f"{_command(file.fileno())} runs here already",
                 where=f"{settings.data}, {_who(file.fileno())}",
                 why="two would run the same tasks",
                 fix="penstock apply changes what it runs; to run it here, end the other first",
             ) from None
         os.ftruncate(file.fileno(), 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
-        os.write(file.fileno(), f"process {os.getpid()}, since {since}".encode())
+        os.write(
+            file.fileno(), f"penstock {command}: process {os.getpid()}, since {since}".encode()
+        )
         yield
 
 
@@ -79,7 +81,7 @@ def refuse_beside_up(settings: Settings, tasks: Sequence[str]) -> None:
         except BlockingIOError:
             more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
             raise UserError(
-                f"penstock up runs {tasks[0]}{more}",
+                f"{_command(file.fileno())} runs {tasks[0]}{more}",
                 where=f"{settings.data}, {_who(file.fileno())}",
                 why="it processes whatever comes, and a task has one leader",
                 fix="nothing is to be done: it does what this would do; --take-over runs it here",
@@ -105,5 +107,13 @@ def is_taken_over(settings: Settings) -> bool:
     return False
 
 
+def _command(descriptor: int) -> str:
+    return _said(descriptor).partition(": ")[0]
+
+
 def _who(descriptor: int) -> str:
+    return _said(descriptor).partition(": ")[2]
+
+
+def _said(descriptor: int) -> str:
     return os.pread(descriptor, 200, 0).decode(errors="replace")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster import runner as cluster_runner
-from penstock.cluster.controller import SessionTaken
+from penstock.cluster.claim import ClusterTaken
 from penstock.cluster.unified import Unified
 from penstock.consensus.statelog import StateLog, load
 from penstock.deployment import taking_over
@@ -161,7 +161,7 @@ async def test_the_newest_process_takes_over_and_the_older_one_ends(here: Deploy
     runs = asyncio.create_task(older.run())
     await Running(older, runs).until_read("acme/a-files", 3)
     async with here.up() as newer:
-        with pytest.raises(SessionTaken, match="another process runs this deployment"):
+        with pytest.raises(ClusterTaken, match="another process runs this deployment"):
             await asyncio.wait_for(runs, SOON_S)
         write_documents(here.directory, "a", range(3, 5))
         await newer.until_read("acme/a-files", 2)
@@ -189,7 +189,7 @@ async def test_of_several_that_start_at_once_one_stays(here: Deployment, _again:
             each.stop()
             each.stop()
         ends = await asyncio.gather(*runs, return_exceptions=True)
-    assert sorted(type(end).__name__ for end in ends) == ["NoneType", *["SessionTaken"] * 3]
+    assert sorted(type(end).__name__ for end in ends) == [*["ClusterTaken"] * 3, "NoneType"]
 
 
 async def test_a_task_that_another_process_leads_is_taken_back_when_that_is_quiet(

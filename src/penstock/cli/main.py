@@ -13,8 +13,10 @@ from penstock.cli import (
     apply,
     bench,
     check,
+    cluster,
     compact,
     connector,
+    controller,
     demo,
     discover,
     doctor,
@@ -87,6 +89,8 @@ register(app, compact.compact)
 register(app, gc.gc)
 register(app, verify.verify)
 register(app, persistd.persistd)
+register(app, cluster.cluster)
+register(app, controller.controller)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)
 register(app, doctor.doctor)

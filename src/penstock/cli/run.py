@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
     from penstock.runtime.control import TransactionSummary
-    from penstock.runtime.session import World
+    from penstock.servicekit.admin import Relations
 
 AdminPort = Annotated[
     int | None,
@@ -159,7 +159,8 @@ async def _run(
                 refuse_beside_up(settings, led)
             world = await open_world(settings, store, ends=True)
         if admin_port is not None:
-            await stack.enter_async_context(administered(world, admin_port))
+            relations = world.introspection.relations()
+            await stack.enter_async_context(administered(relations, admin_port))
         if install:
             await install_imports(catalog)
         handle = StopHandle()
@@ -201,15 +202,13 @@ async def _check_not_stopped(store: Consensus, names: Sequence[str]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def administered(world: World, port: int) -> AsyncIterator[None]:
-    """Within this, the admin address shows what the tasks of this process do."""
+async def administered(relations: Relations, port: int) -> AsyncIterator[str]:
+    """Within this, the admin address, which it gets, shows what tasks do."""
     from penstock.servicekit import admin
     from penstock.servicekit.metrics import Registry
     from penstock.servicekit.readiness import Readiness
 
-    app = admin.application(
-        Registry("penstock"), lambda: Readiness(ready=True), world.introspection.relations()
-    )
+    app = admin.application(Registry("penstock"), lambda: Readiness(ready=True), relations)
     async with contextlib.AsyncExitStack() as stack:
         try:
             bound = await stack.enter_async_context(admin.serving(app, port))
@@ -219,9 +218,9 @@ async def administered(world: World, port: int) -> AsyncIterator[None]:
                 why=str(error),
                 fix="choose another one with --admin-port, or 0 for any that is free",
             ) from None
-        address = f"http://{admin.LOOPBACK}:{bound}/introspection/v1"
-        stderr.print(f"what tasks do: {address}", markup=False)
-        yield
+        address = f"http://{admin.LOOPBACK}:{bound}"
+        stderr.print(f"what tasks do: {address}/introspection/v1", markup=False)
+        yield address
 
 
 async def install_imports(catalog: Catalog) -> None:

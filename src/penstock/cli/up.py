@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli.apply import applied_first, summary
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.hosting import deployed, finishing, print_transaction, working
 from penstock.cli.live import lines_of
-from penstock.cli.run import AdminPort, administered, install_imports
+from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
-from penstock.cli.stores import opened
 from penstock.cli.tables import size_text
 from penstock.servicekit import logs
 from penstock.settings import Settings
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.runtime.control import TransactionSummary
     from penstock.runtime.introspection import TaskReport
-    from penstock.runtime.session import World
 
 _REFRESH_S: Final = 0.5
 
@@ -63,71 +60,38 @@ def up(
 
 
 async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
-    from penstock.batch import open_world
-    from penstock.catalog import desired
     from penstock.cluster.unified import Unified
-    from penstock.deployment import is_taken_over, running_up
-    from penstock.scope import DomainThreads
+    from penstock.deployment import is_taken_over
     from penstock.warm.host import WarmHost
 
-    asyncio.get_running_loop().set_default_executor(DomainThreads())
     async with contextlib.AsyncExitStack() as stack:
-        create = bool(settings.catalog)
-        store = await stack.enter_async_context(opened(settings, create=create))
-        stack.enter_context(running_up(settings))
-        if settings.catalog:
-            applied = await applied_first(store, settings.catalog)
-            stderr.print(summary(applied, dry_run=False), markup=False)
-        catalog = await desired.load(store)
-        world = await open_world(settings, store)
+        store = await stack.enter_async_context(
+            deployed(settings, command="up", create=bool(settings.catalog))
+        )
+        world = await stack.enter_async_context(working(settings, store, install=install))
         if admin_port is not None:
-            await stack.enter_async_context(administered(world, admin_port))
-        if install:
-            await install_imports(catalog)
+            relations = world.introspection.relations()
+            await stack.enter_async_context(administered(relations, admin_port))
         shows_table = stderr.is_terminal
         unified = Unified(
             world,
-            on_progress=_ignore if shows_table else _print_transaction,
+            on_progress=_ignore if shows_table else print_transaction,
             is_lent=lambda: is_taken_over(settings),
         )
-
-        def stop() -> None:
-            stderr.print("finishing what is under way; Ctrl-C again to stop at once")
-            unified.stop()
-
-        warming = asyncio.create_task(_start_spark(world), name="Spark")
         try:
             async with WarmHost(settings):
                 with (
                     _table(settings, lambda: unified.reports, shown=shows_table),
-                    stops.finishing(stop),
+                    finishing(unified.stop),
                 ):
                     await unified.run()
         finally:
-            warming.cancel()
             _print(unified.reports, as_json=settings.json)
         stops.ends_with(0)
 
 
-async def _start_spark(world: World) -> None:
-    """Start Spark before a task asks for it: the first documents are not to wait for it."""
-    from penstock.errors import PenstockError
-
-    with contextlib.suppress(PenstockError):  # a task that needs it will say so
-        await asyncio.to_thread(world.spark, 0)
-
-
 def _ignore(_: TaskReport, __: TransactionSummary) -> None:
     """The table shows it."""
-
-
-def _print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
-    stderr.print(
-        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
-        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
-        f"{progress.seconds:.2f} s",
-        markup=False,
-    )
 
 
 @contextlib.contextmanager

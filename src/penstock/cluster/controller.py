@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, Protocol
 
+from penstock.cluster.claim import ClusterTaken
 from penstock.cluster.sessions import (
     Closed,
     CloseReason,
@@ -24,9 +25,10 @@ from penstock.cluster.sessions import (
 )
 from penstock.cluster.state import Command, Compact, Put
 from penstock.cluster.wanted import AppliedCatalog
-from penstock.errors import PenstockError, UserError
+from penstock.errors import UserError
 from penstock.model.domain import Domain, domain_of
-from penstock.servicekit.rpc.backoff import Backoff
+from penstock.servicekit.rpc.backoff import RECONNECT_CLAMP_S, Backoff
+from penstock.shuffle.handover import first_error
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +40,11 @@ _CONTEST_S: Final = 0.5
 
 
 class SessionTaken(UserError):
-    """Another controller runs the same cluster."""
+    """Another controller speaks to the same cluster."""
 
 
 class Connection(Protocol):
-    """A session as its controller sees it (`cluster.sessions.Session`)."""
+    """A session as its controller sees it: `sessions.Session`, or `remote.RemoteSession`."""
 
     def receive(self, message: Message) -> None: ...
 
@@ -63,10 +65,16 @@ class Controller:
         self._serving = {domain: asyncio.Event() for domain in Domain}
 
     async def run(self) -> None:
-        """Speak until cancelled; raises `SessionTaken` if another controller does."""
-        async with asyncio.TaskGroup() as group:
-            for domain in Domain:
-                group.create_task(self._speak(domain), name=f"controller of {domain}")
+        """Speak until cancelled; raises `SessionTaken` if another controller does.
+
+        A `UserError` as well: what waiting does not mend.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for domain in Domain:
+                    group.create_task(self._speak(domain), name=f"controller of {domain}")
+        except BaseExceptionGroup as several:
+            raise first_error(several) from None
 
     async def initialized(self) -> None:
         """Wait until the cluster knows what the catalog wants."""
@@ -74,9 +82,10 @@ class Controller:
             await serving.wait()
 
     async def _speak(self, domain: Domain) -> None:
-        backoff = Backoff()
+        backoff = Backoff(clamp_s=RECONNECT_CLAMP_S)
         await self._catalog.after(0)
         while True:
+            self._serving[domain].clear()
             connection = self._connect()
             try:
                 closed = await self._converse(connection, domain)
@@ -87,14 +96,18 @@ class Controller:
                     await asyncio.sleep(_CONTEST_S)
                 case CloseReason.SUPERSEDED:
                     raise SessionTaken(
-                        "another process runs this deployment now, and this one ends",
+                        "another controller speaks to this cluster now, and this one ends",
                         where=closed.detail,
                         why="the newest that is started takes over",
-                        fix="end the one that is not wanted; both would run the same tasks",
+                        fix="end the one that is not wanted: one controller is enough",
                     )
-                case CloseReason.PROTOCOL:
-                    raise PenstockError("the cluster refuses the controller", why=closed.detail)
+                case CloseReason.MOVED:
+                    raise ClusterTaken.by(closed.detail)
+                case CloseReason.PROTOCOL | CloseReason.REFUSED:
+                    raise UserError("the cluster refuses the controller", why=closed.detail)
                 case _:
+                    if self._serving[domain].is_set():
+                        backoff.reset()
                     _log.log(backoff.level, "the %s session ended: %s", domain, closed.detail)
                     await backoff.wait()
 

@@ -8,7 +8,7 @@ an object that is gone is stopped. All else goes on untouched.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from penstock.cluster.runner import Runner
 from penstock.cluster.state import ClusterMachine, ClusterState, Object, log_key
 from penstock.consensus.statelog import follow
 from penstock.consensus.store import Consensus
+from penstock.model.domain import Domain
 from penstock.runtime.introspection import TaskReport
 
 _log = logging.getLogger("penstock.runtime")
@@ -32,11 +33,13 @@ class Follower:
         cluster: str,
         make_runner: MakeRunner,
         *,
+        domains: Collection[Domain] = tuple(Domain),
         on_move: Callable[[ClusterState], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._key = log_key(cluster)
         self._make_runner = make_runner
+        self._domains = domains
         self._on_move = on_move
         self._runners: dict[str, Runner] = {}
         self._before: dict[str, Runner] = {}
@@ -72,10 +75,11 @@ class Follower:
             await runner.ended()
 
     def _move(self, state: ClusterState) -> None:
-        for id_ in [id_ for id_ in self._runners if id_ not in state.objects]:
+        objects = {id_: o for id_, o in state.objects.items() if o.domain in self._domains}
+        for id_ in [id_ for id_ in self._runners if id_ not in objects]:
             _log.info("%s: is not wanted any more, and stops", self._runners[id_].wanted.name)
             self._end(id_).retire()
-        for id_, wanted in state.objects.items():
+        for id_, wanted in objects.items():
             running = self._runners.get(id_)
             if running is None:
                 how = f"starts ({wanted.kind}, dataflow {wanted.dataflow_id})"

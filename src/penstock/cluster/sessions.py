@@ -38,7 +38,7 @@ from penstock.cluster.state import (
 )
 from penstock.consensus.statelog import StateLog
 from penstock.consensus.store import Consensus
-from penstock.errors import Bug, PenstockError
+from penstock.errors import PenstockError
 from penstock.model.domain import Domain
 
 _log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class CloseReason(enum.Enum):
     """Why a session is over."""
 
     SUPERSEDED = "a newer session has the domain"
+    MOVED = "another process runs the cluster"
+    REFUSED = "the controller may not speak here"
     PROTOCOL = "a message that must not come now"
     LEFT = "the controller has left"
     FAILED = "the log cannot be written"
@@ -133,6 +135,8 @@ class Sessions:
     def __init__(self, store: Consensus, cluster: str) -> None:
         self.store = store
         self.key = log_key(cluster)
+        self.claim = 0
+        """Of this process on the cluster; sessions of a process that has lost it are closed."""
         self._of: dict[Domain, Session] = {}
 
     def connect(self) -> Session:
@@ -142,6 +146,9 @@ class Sessions:
     def observe(self, state: ClusterState) -> None:
         """Close the sessions that others have superseded, as the log says."""
         for domain, session in list(self._of.items()):
+            if state.claim > self.claim:
+                session.close(CloseReason.MOVED, state.claimed_by)
+                continue
             newest = state.sessions.get(domain)
             if newest is not None and newest.epoch > session.epoch > 0:
                 session.close(CloseReason.SUPERSEDED, newest.holder)
@@ -260,9 +267,11 @@ class Session:
 
     async def _open(self, log: StateLog[ClusterState, Diff], hello: Hello) -> None:
         opening = Open(domain=hello.domain, nonce=hello.nonce, holder=hello.holder)
-        committed = await log.append(lambda _: opening)
+        claim = self._sessions.claim
+        committed = await log.append(lambda state: opening if state.claim == claim else None)
         if committed is None:
-            raise Bug("a session was not opened", where=log.key)
+            self.close(CloseReason.MOVED, log.state.claimed_by)
+            return
         self.epoch, self.stage = committed.state.epoch_of(hello.domain), Stage.INITIALIZING
         digests = {each.id: each.digest for each in committed.state.objects_of(hello.domain)}
         self._responses.put_nowait(Opened(epoch=self.epoch, digests=digests))

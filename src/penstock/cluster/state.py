@@ -9,6 +9,9 @@ process goes on from; nothing else decides on any of the three.
 an older epoch is void: it may still be appended by a controller that was replaced while it spoke,
 and does nothing. Domains do not fence each other.
 
+**Claims.** One process at a time runs a cluster: the one that claimed it last. Claims are numbered,
+and a process that finds a higher number than its own ends.
+
 **Ids.** Each version of an object that is run is a *dataflow*, and gets its id from `next_id` when
 it is created or altered; never again for another, and never for a restart. Everything that looks at
 the log gives the same id to the same thing, in whatever process.
@@ -78,6 +81,13 @@ class Outcome(enum.Enum):
 # ---------------------------------------------------------------------------------------- diffs
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
+    """A process has started, and runs the cluster from here on."""
+
+    holder: str
+    """Which one that is, for people."""
+
+
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     """A controller has connected: its session is the domain's from here on."""
 
@@ -104,7 +114,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, tag="change"):
     commands: tuple[Command, ...]
 
 
-Diff: TypeAlias = Open | Reconcile | Change
+Diff: TypeAlias = Claim | Open | Reconcile | Change
 
 
 # ---------------------------------------------------------------------------------------- state
@@ -144,6 +154,9 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Mapping[str, int] = {}
     """The last dataflow id of dropped objects, the latest at the end."""
     next_id: int = 1
+    claim: int = 0
+    """The number of the last claim; 0: there was none."""
+    claimed_by: str = ""
 
     def epoch_of(self, domain: Domain) -> int:
         session = self.sessions.get(domain)
@@ -155,6 +168,9 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
 def step(state: ClusterState, diff: Diff) -> tuple[ClusterState, tuple[Outcome, ...]]:
     """Return the state after `diff`, and what became of each of its commands."""
+    if isinstance(diff, Claim):
+        claimed = msgspec.structs.replace(state, claim=state.claim + 1, claimed_by=diff.holder)
+        return claimed, ()
     if isinstance(diff, Open):
         opened = SessionState(
             epoch=state.epoch_of(diff.domain) + 1, nonce=diff.nonce, holder=diff.holder

@@ -1,23 +1,26 @@
-"""One process that runs both domains, and tells itself what to run: `penstock up`.
+"""The process that runs what a cluster's log says, and takes what controllers say.
 
-It is a cluster and its controller, with nothing between them but sessions.
+    penstock up                                  both domains, and a controller of its own
+    penstock cluster                             both domains; controllers connect (`service.py`)
+
+Both are this class: nothing of a domain is done differently anywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
+from penstock.cluster.claim import check_claim, claim_cluster, this_process
 from penstock.cluster.controller import Controller
 from penstock.cluster.follow import Follower
 from penstock.cluster.runner import OnProgress, Runner
 from penstock.cluster.sessions import Sessions
-from penstock.cluster.state import Object
+from penstock.cluster.state import ClusterState, Object
 from penstock.cluster.upkeep import Upkeep
 from penstock.cluster.wanted import AppliedCatalog
+from penstock.model.domain import Domain
 from penstock.runtime.introspection import TaskReport
 from penstock.runtime.reports import reporting
 from penstock.runtime.session import World
@@ -27,7 +30,7 @@ MAIN: Final = "main"
 
 
 class Unified:
-    """Runs everything of the applied catalog. Used on one event loop."""
+    """Runs what the log says that the applied catalog wants. Used on one event loop."""
 
     def __init__(
         self,
@@ -35,15 +38,29 @@ class Unified:
         *,
         on_progress: OnProgress = lambda _, __: None,
         is_lent: Callable[[], bool] = lambda: False,
+        controlled: bool = False,
+        domains: Collection[Domain] = tuple(Domain),
+        claim: int = 0,
     ) -> None:
+        """`controlled`: other processes say what is to run. `claim`: made by another for this one.
+
+        Sessions are served by the process that made the claim.
+        """
         store = world.planner.journals.store
+        self._store = store
         self._world = world
+        self._domains = domains
         self._on_progress = on_progress
         self._is_lent = is_lent
         self._catalog = AppliedCatalog(store)
-        self._sessions = Sessions(store, MAIN)
-        self._controller = Controller(self._catalog, self._sessions.connect, holder=_this_process())
-        self._follower = Follower(store, MAIN, self._runner, on_move=self._sessions.observe)
+        self.sessions = Sessions(store, MAIN)
+        self.sessions.claim = claim
+        self._controller = (
+            None
+            if controlled
+            else Controller(self._catalog, self.sessions.connect, holder=this_process())
+        )
+        self._follower = Follower(store, MAIN, self._runner, domains=domains, on_move=self._observe)
         self._upkeep = Upkeep(world.planner)
         self._stop = asyncio.Event()
 
@@ -57,18 +74,26 @@ class Unified:
         self._stop.set()
         self._follower.stop()
 
+    async def claim(self) -> None:
+        """Take the cluster over from the process that has it, if any."""
+        self.sessions.claim = await claim_cluster(self._store, MAIN)
+
     async def run(self) -> None:
         """Run until stopped; raises what no part of it can go on after, when tasks have ended."""
+        if not self.sessions.claim:
+            await self.claim()
         async with reporting(self._world.planner.journals.store, self._world.introspection):
             await self._run()
 
     async def _run(self) -> None:
         parts = [
             asyncio.create_task(self._catalog.follow(), name="catalog"),
-            asyncio.create_task(self._controller.run(), name="controller"),
             asyncio.create_task(self._follow(), name="cluster log"),
-            asyncio.create_task(self._upkeep.run(), name="upkeep"),
         ]
+        if Domain.STORAGE in self._domains:  # once per cluster, however many processes it has
+            parts.append(asyncio.create_task(self._upkeep.run(), name="upkeep"))
+        if self._controller is not None:
+            parts.append(asyncio.create_task(self._controller.run(), name="controller"))
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([*parts, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -81,24 +106,17 @@ class Unified:
             results = await asyncio.gather(*parts, stopped, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
-                raise _first(result)
+                raise result
 
     async def _follow(self) -> None:
-        # What was to run when the process before this one ended may be out of date.
-        await self._controller.initialized()
+        if self._controller is not None:
+            # What was to run when the process before this one ended may be out of date.
+            await self._controller.initialized()
         await self._follower.run()
+
+    def _observe(self, state: ClusterState) -> None:
+        self.sessions.observe(state)
+        check_claim(state, self.sessions.claim)
 
     def _runner(self, wanted: Object) -> Runner:
         return Runner(wanted, self._world, self._catalog, self._on_progress, self._is_lent)
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _first(error: Exception) -> Exception:
-    """Return the first error of a group of them."""
-    found: BaseException = error
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found if isinstance(found, Exception) else error

@@ -50,7 +50,7 @@ class ServiceAddress:
         return f"grpc://{self.target}" if self.socket is None else f"grpc+unix://{self.socket}"
 
     @classmethod
-    def parse(cls, url: str) -> ServiceAddress:
+    def parse(cls, url: str, *, default_port: int = DEFAULT_PORT) -> ServiceAddress:
         def refuse(what: str, fix: str) -> UsageError:
             return UsageError(f"grpc:// URL refused: {what}", where=mask_url(url), fix=fix)
 
@@ -84,7 +84,7 @@ class ServiceAddress:
             )
         return cls(
             host=parts.hostname or "",
-            port=DEFAULT_PORT if port is None else port,
+            port=default_port if port is None else port,
             tls=tls == "on",
             **{name: Path(path) for name, path in options.items()},
         )

@@ -1,0 +1,139 @@
+"""`penstock cluster`: run what controllers say, on and on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from penstock.cli.frame import print_json, stdout
+from penstock.cli.hosting import deployed, finishing, print_transaction, working
+from penstock.cli.run import administered
+from penstock.cli.stopping import stops
+from penstock.errors import UsageError
+from penstock.settings import Settings
+
+LISTEN: Final = "127.0.0.1:7100"
+ADMIN_PORT: Final = 7180
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """Where controllers connect, and how that is protected, which loopback does not need."""
+
+    listen: str = LISTEN
+    admin_port: int = ADMIN_PORT
+    install: bool = False
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        from penstock.cluster.service import check_exposure
+        from penstock.servicekit.rpc.listener import check_certificate
+
+        check_certificate(self.tls_cert, self.tls_key)
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise UsageError("--tls-client-ca needs --tls-cert and --tls-key")
+        check_exposure(
+            self.listen, tls=self.tls_cert is not None, tokens=self.token_file is not None
+        )
+
+
+def cluster(
+    settings: Settings,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen", help="HOST:PORT for controllers, port 0 takes a free one; or unix:/PATH."
+        ),
+    ] = LISTEN,
+    admin_port: Annotated[
+        int,
+        typer.Option(
+            "--admin-port",
+            min=0,
+            max=65_535,
+            help="Loopback port of what tasks do, as JSON; 0 takes a free one.",
+        ),
+    ] = ADMIN_PORT,
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="First install the packages that derivations import."),
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="Lines of: NAME reader|writer|admin PREFIX|* SHA256."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option("--tls-client-ca", help="Demand client certificates of this CA.")
+    ] = None,
+) -> None:
+    """Run tasks as controllers say, until SIGTERM or Ctrl-C.
+
+    penstock up is a cluster with a controller inside. This one has none: it goes on with what it
+    was told last, and takes what a penstock controller says, which may come and go. What is to run
+    is kept in the consensus store, so it survives both.
+
+    Prints one line with its address on stdout once controllers can connect. The newest cluster of a
+    deployment takes over, and the one before ends.
+
+    Example: penstock cluster --consensus grpc://127.0.0.1:6882
+    """
+    options = ClusterOptions(
+        listen=listen,
+        admin_port=admin_port,
+        install=install,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+    )
+    stops.run(_cluster(settings, options))
+
+
+async def _cluster(settings: Settings, options: ClusterOptions) -> None:
+    from penstock.cluster.service import ClusterService, serving
+    from penstock.cluster.unified import Unified
+    from penstock.deployment import is_taken_over
+    from penstock.servicekit.rpc.listener import open_tokens, server_credentials
+    from penstock.warm.host import WarmHost
+
+    tokens = open_tokens(options.token_file)
+    credentials = server_credentials(options.tls_cert, options.tls_key, options.tls_client_ca)
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(deployed(settings, command="cluster", create=True))
+        world = await stack.enter_async_context(working(settings, store, install=options.install))
+        unified = Unified(
+            world,
+            on_progress=print_transaction,
+            is_lent=lambda: is_taken_over(settings),
+            controlled=True,
+        )
+        relations = world.introspection.relations()
+        admin = await stack.enter_async_context(administered(relations, options.admin_port))
+        service = ClusterService(unified.sessions, tokens=tokens)
+        async with (
+            WarmHost(settings),
+            serving(
+                service, listen=options.listen, credentials=credentials, before=unified.claim
+            ) as address,
+        ):
+            _announce(address, admin, as_json=settings.json)
+            with finishing(unified.stop):
+                await unified.run()
+        stops.ends_with(0)
+
+
+def _announce(address: str, admin: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"listening": address, "admin": admin})
+    else:
+        stdout.print(f"cluster listening on {address} admin {admin}", markup=False)
+    stdout.file.flush()

@@ -1,0 +1,83 @@
+"""What the commands share that run tasks on and on: `penstock up` and `penstock cluster`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from penstock.cli.apply import applied_first, summary
+from penstock.cli.frame import stderr
+from penstock.cli.run import install_imports
+from penstock.cli.stopping import stops
+from penstock.cli.stores import opened
+from penstock.cli.tables import size_text
+from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.consensus.store import Consensus
+    from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.introspection import TaskReport
+    from penstock.runtime.session import World
+
+
+@contextlib.asynccontextmanager
+async def deployed(settings: Settings, *, command: str, create: bool) -> AsyncIterator[Consensus]:
+    """Within this, the process runs the tasks of its data directory; catalogs are applied first."""
+    from penstock.deployment import running_up
+
+    async with opened(settings, create=create) as store:
+        with running_up(settings, command):
+            if settings.catalog:
+                applied = await applied_first(store, settings.catalog)
+                stderr.print(summary(applied, dry_run=False), markup=False)
+            yield store
+
+
+@contextlib.asynccontextmanager
+async def working(settings: Settings, store: Consensus, *, install: bool) -> AsyncIterator[World]:
+    """Within this, there is what tasks need, and Spark is started for them."""
+    from penstock.batch import open_world
+    from penstock.catalog import desired
+    from penstock.scope import DomainThreads
+
+    asyncio.get_running_loop().set_default_executor(DomainThreads())
+    world = await open_world(settings, store)
+    if install:
+        await install_imports(await desired.load(store))
+    warming = asyncio.create_task(_start_spark(world), name="Spark")
+    try:
+        yield world
+    finally:
+        warming.cancel()
+
+
+async def _start_spark(world: World) -> None:
+    """Start Spark before a task asks for it: the first documents are not to wait for it."""
+    from penstock.errors import PenstockError
+
+    with contextlib.suppress(PenstockError):  # a task that needs it will say so
+        await asyncio.to_thread(world.spark, 0)
+
+
+@contextlib.contextmanager
+def finishing(stop: Callable[[], None]) -> Iterator[None]:
+    """Within this, the first signals let transactions come to their end."""
+
+    def finish() -> None:
+        stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+        stop()
+
+    with stops.finishing(finish):
+        yield
+
+
+def print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
+    """Print a line for a transaction that was committed."""
+    stderr.print(
+        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
+        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
+        f"{progress.seconds:.2f} s",
+        markup=False,
+    )
