@@ -5,16 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from penstock.cli import child
 from penstock.cli.frame import print_json, stdout
 from penstock.cli.hosting import deployed, finishing, print_transaction, working
 from penstock.cli.run import administered
 from penstock.cli.stopping import stops
+from penstock.cli.stores import opened
 from penstock.errors import UsageError
+from penstock.model.domain import Domain
 from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.cluster.split import Split
+    from penstock.cluster.unified import Unified
+    from penstock.servicekit.admin import Relations
+    from penstock.servicekit.children import Child
+    from penstock.servicekit.rpc.grpcio import grpc
+    from penstock.servicekit.rpc.tokens import TokenFile
+
+    Protection: TypeAlias = tuple[TokenFile | None, grpc.ServerCredentials | None]
 
 LISTEN: Final = "127.0.0.1:7100"
 ADMIN_PORT: Final = 7180
@@ -27,6 +40,7 @@ class ClusterOptions:
     listen: str = LISTEN
     admin_port: int = ADMIN_PORT
     install: bool = False
+    unified: bool = True
     token_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -42,6 +56,13 @@ class ClusterOptions:
         check_exposure(
             self.listen, tls=self.tls_cert is not None, tokens=self.token_file is not None
         )
+
+    def protection(self) -> Protection:
+        """Read the files; `UsageError` if they cannot be used."""
+        from penstock.servicekit.rpc.listener import open_tokens, server_credentials
+
+        tokens = open_tokens(self.token_file)
+        return tokens, server_credentials(self.tls_cert, self.tls_key, self.tls_client_ca)
 
 
 def cluster(
@@ -65,6 +86,13 @@ def cluster(
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    unified_runtime: Annotated[
+        bool,
+        typer.Option(
+            "--unified-runtime/--no-unified-runtime",
+            help="One process with one Spark, or one for each domain.",
+        ),
+    ] = True,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="Lines of: NAME reader|writer|admin PREFIX|* SHA256."),
@@ -74,6 +102,8 @@ def cluster(
     tls_client_ca: Annotated[
         Path | None, typer.Option("--tls-client-ca", help="Demand client certificates of this CA.")
     ] = None,
+    domain: Annotated[Domain | None, typer.Option("--domain", hidden=True)] = None,
+    claim: Annotated[int, typer.Option("--claim", hidden=True)] = 0,
 ) -> None:
     """Run tasks as controllers say, until SIGTERM or Ctrl-C.
 
@@ -84,29 +114,36 @@ def cluster(
     Prints one line with its address on stdout once controllers can connect. The newest cluster of a
     deployment takes over, and the one before ends.
 
+    --no-unified-runtime runs captures and materializations in one process, derivations in another,
+    each with a Spark of its own: what happens to one does not touch the other, for more memory.
+
     Example: penstock cluster --consensus grpc://127.0.0.1:6882
     """
     options = ClusterOptions(
         listen=listen,
         admin_port=admin_port,
         install=install,
+        unified=unified_runtime,
         token_file=token_file,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
-    stops.run(_cluster(settings, options))
+    if domain is not None:
+        stops.run(_half(settings, options, domain, claim))
+    elif options.unified:
+        stops.run(_cluster(settings, options))
+    else:
+        stops.run(_split(settings, options))
 
 
 async def _cluster(settings: Settings, options: ClusterOptions) -> None:
-    from penstock.cluster.service import ClusterService, serving
+    """Both domains, in this process."""
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
-    from penstock.servicekit.rpc.listener import open_tokens, server_credentials
     from penstock.warm.host import WarmHost
 
-    tokens = open_tokens(options.token_file)
-    credentials = server_credentials(options.tls_cert, options.tls_key, options.tls_client_ca)
+    protection = options.protection()
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(deployed(settings, command="cluster", create=True))
         world = await stack.enter_async_context(working(settings, store, install=options.install))
@@ -116,18 +153,77 @@ async def _cluster(settings: Settings, options: ClusterOptions) -> None:
             is_lent=lambda: is_taken_over(settings),
             controlled=True,
         )
+        async with WarmHost(settings):
+            relations = world.introspection.relations()
+            await _serve(settings, options, protection, unified, relations)
+        stops.ends_with(0)
+
+
+async def _split(settings: Settings, options: ClusterOptions) -> None:
+    """A process for each domain, and this one for controllers."""
+    from penstock.cluster.split import Split
+
+    def half(domain: Domain, claim: int) -> Child:
+        arguments = ["--domain", domain.value, "--claim", str(claim), "--admin-port", "0"]
+        if options.install and domain is Domain.COMPUTE:
+            arguments.append("--install")
+        return child.command(f"the {domain} domain", settings, "cluster", *arguments)
+
+    protection = options.protection()
+    async with deployed(settings, command="cluster", create=True) as store:
+        split = Split(store, half)
+        await _serve(settings, options, protection, split, split.relations())
+        stops.ends_with(0)
+
+
+async def _serve(
+    settings: Settings,
+    options: ClusterOptions,
+    protection: Protection,
+    host: Unified | Split,
+    relations: Relations,
+) -> None:
+    """Take what controllers say, and do it, until stopped."""
+    from penstock.cluster.service import ClusterService, serving
+
+    tokens, credentials = protection
+    service = ClusterService(host.sessions, tokens=tokens)
+    async with (
+        administered(relations, options.admin_port) as admin,
+        serving(
+            service, listen=options.listen, credentials=credentials, before=host.claim
+        ) as address,
+    ):
+        _announce(address, admin, as_json=settings.json)
+        with finishing(host.stop):
+            await host.run()
+
+
+async def _half(settings: Settings, options: ClusterOptions, domain: Domain, claim: int) -> None:
+    """One domain, as a child of the process that has the claim."""
+    from penstock.cluster.unified import Unified
+    from penstock.deployment import is_taken_over
+    from penstock.warm.host import WarmHost
+
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(opened(settings))
+        world = await stack.enter_async_context(working(settings, store, install=options.install))
+        unified = Unified(
+            world,
+            on_progress=print_transaction,
+            is_lent=lambda: is_taken_over(settings),
+            controlled=True,
+            domains=(domain,),
+            claim=claim,
+        )
         relations = world.introspection.relations()
         admin = await stack.enter_async_context(administered(relations, options.admin_port))
-        service = ClusterService(unified.sessions, tokens=tokens)
-        async with (
-            WarmHost(settings),
-            serving(
-                service, listen=options.listen, credentials=credentials, before=unified.claim
-            ) as address,
-        ):
-            _announce(address, admin, as_json=settings.json)
-            with finishing(unified.stop):
-                await unified.run()
+        if domain is Domain.STORAGE:  # one of both is enough
+            await stack.enter_async_context(WarmHost(settings))
+        stdout.print(f"the {domain} domain admin {admin}", markup=False)
+        stdout.file.flush()
+        with finishing(unified.stop):
+            await unified.run()
         stops.ends_with(0)
 
 

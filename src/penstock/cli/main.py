@@ -25,6 +25,7 @@ from penstock.cli import (
     init,
     journals,
     list_failpoints,
+    local_stack,
     persistd,
     prepare,
     preview,
@@ -91,6 +92,7 @@ register(app, verify.verify)
 register(app, persistd.persistd)
 register(app, cluster.cluster)
 register(app, controller.controller)
+register(app, local_stack.local_stack)
 register(app, list_failpoints.failpoints)
 register(app, bench.bench)
 register(app, doctor.doctor)

@@ -39,6 +39,13 @@ _CONTEST_S: Final = 0.5
 """Seconds until the other domain is claimed again; if this one is lost as well, that is the end."""
 
 
+_SHORT: Final = 4
+"""Attempts to connect that fail before that is worth a line: within a tenth of a second."""
+
+_LINE_EACH: Final = 30
+"""Attempts between two lines, about a minute."""
+
+
 class SessionTaken(UserError):
     """Another controller speaks to the same cluster."""
 
@@ -108,7 +115,9 @@ class Controller:
                 case _:
                     if self._serving[domain].is_set():
                         backoff.reset()
-                    _log.log(backoff.level, "the %s session ended: %s", domain, closed.detail)
+                    worth_a_line = backoff.attempts % _LINE_EACH == _SHORT
+                    level = logging.WARNING if worth_a_line else logging.DEBUG
+                    _log.log(level, "the %s session ended: %s", domain, closed.detail)
                     await backoff.wait()
 
     async def _converse(self, connection: Connection, domain: Domain) -> Closed:

@@ -2,8 +2,9 @@
 
     penstock up                                  both domains, and a controller of its own
     penstock cluster                             both domains; controllers connect (`service.py`)
+    penstock cluster --no-unified-runtime        a process for each domain (`split.py`)
 
-Both are this class: nothing of a domain is done differently anywhere.
+All of them are this class: nothing of a domain is done differently anywhere.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import contextlib
 import datetime
 import itertools
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import uvicorn
@@ -48,7 +48,9 @@ HEADER_BYTES_MAX: Final = 16 << 10
 ROWS_MAX: Final = 1_000
 """Rows of a relation in one answer, unless fewer are asked for."""
 
-Relations = Mapping[str, Callable[[], Sequence[Mapping[str, object]]]]
+Rows = Sequence[Mapping[str, object]]
+
+Relations = Mapping[str, Callable[[], Rows | Awaitable[Rows]]]
 """What gives the rows of each relation, by name; it does not block."""
 
 
@@ -85,7 +87,8 @@ def _introspection(relations: Relations) -> list[Route]:
         limit = request.query_params.get("limit", str(ROWS_MAX))
         if not (limit.isascii() and limit.isdecimal()):
             return PlainTextResponse("limit is not a number\n", 400)
-        found = relations[name]()
+        given = relations[name]()
+        found = await given if isinstance(given, Awaitable) else given
         most = min(int(limit), ROWS_MAX)
         as_of = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
         return JSONResponse(
