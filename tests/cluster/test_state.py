@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TypeAlias
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.cluster import state as cluster_state
 from penstock.cluster.state import (
     Change,
+    Claim,
     ClusterMachine,
     ClusterState,
     Command,
@@ -47,6 +50,8 @@ def opened(domain: Domain = Domain.STORAGE) -> Open:
     return Open(domain=domain, nonce=b"n", holder="me")
 
 
+OfDomain: TypeAlias = Open | Reconcile | Change
+
 # ----------------------------------------------------------------------------------------- laws
 
 
@@ -79,7 +84,7 @@ def test_ids_are_given_once_and_only_grow(history: list[Diff]) -> None:
 
 
 @given(histories, diffs)
-def test_what_an_old_session_says_has_no_effect(history: list[Diff], diff: Diff) -> None:
+def test_what_an_old_session_says_has_no_effect(history: list[Diff], diff: OfDomain) -> None:
     state = fold(history)
     after, outcomes = step(state, diff)
     if not isinstance(diff, Open) and diff.epoch != state.epoch_of(diff.domain):
@@ -90,12 +95,22 @@ def test_what_an_old_session_says_has_no_effect(history: list[Diff], diff: Diff)
 
 
 @given(histories, diffs)
-def test_a_domain_changes_nothing_of_the_other(history: list[Diff], diff: Diff) -> None:
+def test_a_domain_changes_nothing_of_the_other(history: list[Diff], diff: OfDomain) -> None:
     state = fold(history)
     after, _ = step(state, diff)
     other = next(domain for domain in Domain if domain is not diff.domain)
     assert after.objects_of(other) == state.objects_of(other)
     assert after.sessions.get(other) == state.sessions.get(other)
+
+
+@given(histories)
+def test_a_claim_has_a_number_of_its_own_and_changes_nothing_else(history: list[Diff]) -> None:
+    state = fold(history)
+    after, outcomes = step(state, Claim(holder="newest"))
+    assert (after.claim, after.claimed_by, outcomes) == (state.claim + 1, "newest", ())
+    undone = msgspec.structs.replace(after, claim=state.claim, claimed_by=state.claimed_by)
+    assert undone == state
+    assert state.claim == sum(isinstance(diff, Claim) for diff in history)
 
 
 @given(st.lists(commands), st.lists(commands), st.randoms())

@@ -62,6 +62,17 @@ async def test_relations_are_served_as_json_and_limited() -> None:
         assert (await get(port, "/introspection/v1/tasks"))[0] == 404
 
 
+async def test_rows_may_have_to_be_waited_for() -> None:
+    async def asked_elsewhere() -> list[dict[str, object]]:
+        await asyncio.sleep(0)
+        return [{"number": 1}]
+
+    app = application(Registry("p_"), lambda: Readiness(True), {"numbers": asked_elsewhere})
+    async with serving(app, 0) as port:
+        found = json.loads((await get(port, "/introspection/v1/numbers"))[1])
+    assert found["rows"] == [{"number": 1}]
+
+
 async def test_a_taken_port_is_an_error_of_the_caller() -> None:
     app = application(Registry("p_"), lambda: Readiness(True))
     async with serving(app, 0) as port:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster.state import (
     Change,
+    Claim,
     Command,
     Compact,
     Diff,
@@ -29,9 +30,10 @@ compacts = st.builds(
 commands: st.SearchStrategy[Command] = puts | compacts
 batches = st.lists(commands, max_size=6).map(tuple)
 
-diffs: st.SearchStrategy[Diff] = (
+diffs: st.SearchStrategy[Open | Reconcile | Change] = (
     st.builds(Open, domain=domains, nonce=st.binary(min_size=1, max_size=2), holder=st.just("me"))
     | st.builds(Reconcile, domain=domains, epoch=epochs, batch=batches)
     | st.builds(Change, domain=domains, epoch=epochs, commands=batches)
 )
-histories = st.lists(diffs, max_size=12)
+claims = st.builds(Claim, holder=st.sampled_from(["one", "other"]))
+histories: st.SearchStrategy[list[Diff]] = st.lists(diffs | claims, max_size=12)

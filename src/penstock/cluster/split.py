@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
 from penstock.cluster.claim import check_claim, claim_cluster
@@ -93,7 +94,8 @@ class Split:
             for domain, child in self.children.items()
             if child.said
         ]
-        return [row for rows in await asyncio.gather(*asked) for row in rows]
+        both = zip_longest(*await asyncio.gather(*asked))  # in turn: an answer may be cut short
+        return [row for rows in both for row in rows if row is not None]
 
     def _observe(self, state: ClusterState) -> None:
         self.sessions.observe(state)
