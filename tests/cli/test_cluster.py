@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -20,8 +22,15 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.cluster.state import ClusterMachine, log_key
+from penstock.cluster.unified import MAIN
+from penstock.consensus.open import open_consensus
+from penstock.consensus.statelog import load
+from penstock.settings import sqlite_url
 from support.commands import SOON_S, Command, done
 from support.deployments import EVENTS, capture, write_documents
+
+LONG_S = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 
 LATER_S = 150.0
 """Until something has happened that takes a few seconds; generous, as the machine is busy."""
@@ -91,6 +100,34 @@ def test_a_controller_says_what_it_waits_for_and_ends_when_it_is_told(tmp_path: 
     controller = Command(tmp_path, "controller", "--cluster", nobody)
     controller.until_it_says(f"waiting for {nobody}")
     assert controller.stopped(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("form", ["--unified-runtime", "--no-unified-runtime"])
+@pytest.mark.parametrize("flag", ["--listen", "--admin-port"])
+def test_a_cluster_whose_port_is_taken_says_so_and_takes_nothing_over(
+    tmp_path: Path, form: str, flag: str
+) -> None:
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ports = {"--listen": "127.0.0.1:0", "--admin-port": "0"}
+        ports[flag] = f"127.0.0.1:{port}" if flag == "--listen" else str(port)
+        arguments = [word for pair in ports.items() for word in pair]
+        cluster = Command(tmp_path, "cluster", form, *arguments)
+        assert cluster.ended_within(SOON_S) == 1
+    assert str(port) in cluster.said
+    assert "fix" in cluster.said
+    assert "Traceback" not in cluster.said
+    assert asyncio.run(claims(tmp_path)) == 0
+
+
+async def claims(directory: Path) -> int:
+    store = await open_consensus(sqlite_url(directory / ".penstock" / "consensus.db"))
+    try:
+        return (await load(store, log_key(MAIN), ClusterMachine())).state.claim
+    finally:
+        await store.close()
 
 
 def test_a_stack_whose_port_is_taken_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -209,16 +246,23 @@ def tasks_at(admin_port: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_t48_a_stack_survives_kill_9_of_each_of_its_parts(tmp_path: Path) -> None:
-    """Destination equals source, whatever is killed; the long form is `make chaos`."""
+@pytest.mark.chaos
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize(
+    "form", ["--unified-runtime", "--no-unified-runtime"][: 2 if LONG_S else 1]
+)
+def test_t48_a_stack_survives_kill_9_of_each_of_its_parts(tmp_path: Path, form: str) -> None:
+    """Destination equals source, whatever is killed: each part once, or again and again."""
     (tmp_path / "catalog.yaml").write_text(json.dumps(counting()))
     write_documents(tmp_path, "events", range(10))
-    stack = Command(tmp_path, "local-stack", "catalog.yaml", "--free-ports")
+    stack = Command(tmp_path, "local-stack", "catalog.yaml", "--free-ports", form)
     try:
         until(lambda: stored(tmp_path) == expected(range(10)), stack)
-        written = 10
-        for part in ("controller", "cluster", "persistd"):
+        written, ends_at = 10, time.monotonic() + LONG_S
+        parts = itertools.cycle(("controller", "cluster", "persistd"))
+        for kills, part in enumerate(parts):
+            if kills >= 3 and time.monotonic() > ends_at:
+                break
             until(lambda: len(children_of(stack.process.pid)) == 3, stack)
             killed = children_of(stack.process.pid)[part]
             write_documents(tmp_path, "events", range(written, written + 7))

@@ -409,6 +409,14 @@ async def test_a_port_that_is_taken_is_said_to_be_before_anything_is_done(
             pass
 
 
+async def test_a_socket_for_those_of_the_same_user(store: Consensus, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    async with served(store, listen=f"unix:{directory}/cluster.sock") as cluster:
+        assert cluster.url == f"grpc+unix://{directory}/cluster.sock"
+        await cluster.says(hello("a"), COMPLETE).serves()
+
+
 async def test_other_hosts_need_tls_and_tokens(store: Consensus) -> None:
     service = ClusterService(Sessions(store, CLUSTER))
     with pytest.raises(UsageError, match="without both TLS and tokens"):

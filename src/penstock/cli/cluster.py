@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
@@ -11,7 +12,7 @@ import typer
 
 from penstock.cli import child
 from penstock.cli.frame import print_json, stdout
-from penstock.cli.hosting import deployed, finishing, print_transaction, working
+from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
 from penstock.cli.run import administered
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
 
 LISTEN: Final = "127.0.0.1:7100"
 ADMIN_PORT: Final = 7180
+
+
+UnifiedRuntime = Annotated[
+    bool,
+    typer.Option(
+        "--unified-runtime/--no-unified-runtime",
+        help="One process with one Spark, or one for each domain.",
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +96,7 @@ def cluster(
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
-    unified_runtime: Annotated[
-        bool,
-        typer.Option(
-            "--unified-runtime/--no-unified-runtime",
-            help="One process with one Spark, or one for each domain.",
-        ),
-    ] = True,
+    unified_runtime: UnifiedRuntime = True,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="Lines of: NAME reader|writer|admin PREFIX|* SHA256."),
@@ -141,21 +145,18 @@ async def _cluster(settings: Settings, options: ClusterOptions) -> None:
     """Both domains, in this process."""
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
-    from penstock.warm.host import WarmHost
 
     protection = options.protection()
-    async with contextlib.AsyncExitStack() as stack:
-        store = await stack.enter_async_context(deployed(settings, command="cluster", create=True))
-        world = await stack.enter_async_context(working(settings, store, install=options.install))
+    async with deployed(settings, command="cluster", create=True) as store:
+        world = await world_of(settings, store, install=options.install)
         unified = Unified(
             world,
             on_progress=print_transaction,
             is_lent=lambda: is_taken_over(settings),
             controlled=True,
         )
-        async with WarmHost(settings):
-            relations = world.introspection.relations()
-            await _serve(settings, options, protection, unified, relations)
+        relations = world.introspection.relations()
+        await _serve(settings, options, protection, unified, relations, spark(settings, world))
         stops.ends_with(0)
 
 
@@ -172,7 +173,8 @@ async def _split(settings: Settings, options: ClusterOptions) -> None:
     protection = options.protection()
     async with deployed(settings, command="cluster", create=True) as store:
         split = Split(store, half)
-        await _serve(settings, options, protection, split, split.relations())
+        nothing = contextlib.nullcontext()
+        await _serve(settings, options, protection, split, split.relations(), nothing)
         stops.ends_with(0)
 
 
@@ -182,8 +184,12 @@ async def _serve(
     protection: Protection,
     host: Unified | Split,
     relations: Relations,
+    beside: AbstractAsyncContextManager[None],
 ) -> None:
-    """Take what controllers say, and do it, until stopped."""
+    """Take what controllers say, and do it, until stopped.
+
+    `beside` begins when the addresses are ours: what fails at once starts no Spark.
+    """
     from penstock.cluster.service import ClusterService, serving
 
     tokens, credentials = protection
@@ -193,6 +199,7 @@ async def _serve(
         serving(
             service, listen=options.listen, credentials=credentials, before=host.claim
         ) as address,
+        beside,
     ):
         _announce(address, admin, as_json=settings.json)
         with finishing(host.stop):
@@ -203,11 +210,10 @@ async def _half(settings: Settings, options: ClusterOptions, domain: Domain, cla
     """One domain, as a child of the process that has the claim."""
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
-    from penstock.warm.host import WarmHost
 
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(opened(settings))
-        world = await stack.enter_async_context(working(settings, store, install=options.install))
+        world = await world_of(settings, store, install=options.install)
         unified = Unified(
             world,
             on_progress=print_transaction,
@@ -218,8 +224,9 @@ async def _half(settings: Settings, options: ClusterOptions, domain: Domain, cla
         )
         relations = world.introspection.relations()
         admin = await stack.enter_async_context(administered(relations, options.admin_port))
-        if domain is Domain.STORAGE:  # one of both is enough
-            await stack.enter_async_context(WarmHost(settings))
+        # One of both is enough for other commands.
+        shared = domain is Domain.STORAGE
+        await stack.enter_async_context(spark(settings, world, shared=shared))
         stdout.print(f"the {domain} domain admin {admin}", markup=False)
         stdout.file.flush()
         with finishing(unified.stop):

@@ -35,9 +35,8 @@ async def deployed(settings: Settings, *, command: str, create: bool) -> AsyncIt
             yield store
 
 
-@contextlib.asynccontextmanager
-async def working(settings: Settings, store: Consensus, *, install: bool) -> AsyncIterator[World]:
-    """Within this, there is what tasks need, and Spark is started for them."""
+async def world_of(settings: Settings, store: Consensus, *, install: bool) -> World:
+    """Open what tasks need."""
     from penstock.batch import open_world
     from penstock.catalog import desired
     from penstock.scope import DomainThreads
@@ -46,9 +45,18 @@ async def working(settings: Settings, store: Consensus, *, install: bool) -> Asy
     world = await open_world(settings, store)
     if install:
         await install_imports(await desired.load(store))
+    return world
+
+
+@contextlib.asynccontextmanager
+async def spark(settings: Settings, world: World, *, shared: bool = True) -> AsyncIterator[None]:
+    """Within this, Spark is there for tasks, and for other commands if it is shared."""
+    from penstock.warm.host import WarmHost
+
     warming = asyncio.create_task(_start_spark(world), name="Spark")
     try:
-        yield world
+        async with WarmHost(settings) if shared else contextlib.nullcontext():
+            yield
     finally:
         warming.cancel()
 

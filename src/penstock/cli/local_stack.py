@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli import child
 from penstock.cli.apply import applied_first, summary
+from penstock.cli.cluster import UnifiedRuntime
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
@@ -52,6 +53,7 @@ def local_stack(
         bool,
         typer.Option("--free-ports", help="Take free ports, instead of those named here."),
     ] = False,
+    unified_runtime: UnifiedRuntime = True,
 ) -> None:
     """Run consensus, a cluster and its controller, each as a process, until Ctrl-C.
 
@@ -62,10 +64,11 @@ def local_stack(
     Example: penstock local-stack catalog.yaml
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
-    stops.run(_stack(settings, Ports.free() if free_ports else Ports()))
+    ports = Ports.free() if free_ports else Ports()
+    stops.run(_stack(settings, ports, unified=unified_runtime))
 
 
-async def _stack(settings: Settings, ports: Ports) -> None:
+async def _stack(settings: Settings, ports: Ports, *, unified: bool) -> None:
     from penstock.deployment import check_not_lost
 
     check_not_lost(settings)
@@ -76,9 +79,13 @@ async def _stack(settings: Settings, ports: Ports) -> None:
     persistd = child.command(
         "consensus", settings, "persistd", *listen, "--admin-port", str(ports.consensus_admin)
     )
-    listen = ("--listen", f"{_HOST}:{ports.cluster}")
     cluster = child.command(
-        "the cluster", served, "cluster", *listen, "--admin-port", str(ports.cluster_admin)
+        "the cluster",
+        served,
+        "cluster",
+        *("--listen", f"{_HOST}:{ports.cluster}"),
+        *("--admin-port", str(ports.cluster_admin)),
+        "--unified-runtime" if unified else "--no-unified-runtime",
     )
     controller = child.command("the controller", served, "controller", "--cluster", cluster_url)
     children = (persistd, cluster, controller)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
-from penstock.cli.hosting import deployed, finishing, print_transaction, working
+from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
 from penstock.cli.live import lines_of
 from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
@@ -62,13 +62,12 @@ def up(
 async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
-    from penstock.warm.host import WarmHost
 
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(
             deployed(settings, command="up", create=bool(settings.catalog))
         )
-        world = await stack.enter_async_context(working(settings, store, install=install))
+        world = await world_of(settings, store, install=install)
         if admin_port is not None:
             relations = world.introspection.relations()
             await stack.enter_async_context(administered(relations, admin_port))
@@ -79,7 +78,7 @@ async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> N
             is_lent=lambda: is_taken_over(settings),
         )
         try:
-            async with WarmHost(settings):
+            async with spark(settings, world):
                 with (
                     _table(settings, lambda: unified.reports, shown=shows_table),
                     finishing(unified.stop),

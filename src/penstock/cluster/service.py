@@ -114,21 +114,21 @@ class ClusterService:
             await asyncio.wait([reading], timeout=self._linger_s)
         finally:
             reading.cancel()
-            await asyncio.wait([reading])
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, context: Context, session: Session, who: Principal) -> None:
         """Hand on what the client says until it ends its side; then its session is over."""
         try:
             async with asyncio.timeout(self._hello_s):
                 message = await context.read()
+            while isinstance(message, bytes):
+                self._receive(message, session, who)
+                message = await context.read()
         except TimeoutError:
             what = f"Hello did not come within {self._hello_s:g} s"
             session.close(CloseReason.PROTOCOL, what)
-            return
-        while isinstance(message, bytes):
-            self._receive(message, session, who)
-            message = await context.read()
-        session.close(CloseReason.LEFT, "the controller has ended its side")
+        finally:
+            session.close(CloseReason.LEFT, "the controller has ended its side")
 
     def _receive(self, data: bytes, session: Session, who: Principal) -> None:
         try:
