@@ -62,6 +62,7 @@ def _restored_logging() -> Iterator[None]:
             ("--tls-cert", "/nowhere", "--tls-key", "/nowhere"), "cannot read", id="no certificate"
         ),
         pytest.param(("--split-ratio", "1"), "No such option", id="no such flag"),
+        pytest.param(("--domain", "storage"), "leave them out", id="half a cluster"),
     ],
 )
 def test_t46_every_flag_is_checked_in_both_forms(

@@ -133,6 +133,11 @@ def cluster(
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
     )
+    if (domain is None) != (claim == 0):
+        raise UsageError(
+            "--domain and --claim are for the processes of --no-unified-runtime",
+            fix="leave them out; penstock cluster --no-unified-runtime starts a process for each",
+        )
     if domain is not None:
         stops.run(_half(settings, options, domain, claim))
     elif options.unified:
@@ -229,7 +234,7 @@ async def _half(settings: Settings, options: ClusterOptions, domain: Domain, cla
         await stack.enter_async_context(spark(settings, world, shared=shared))
         stdout.print(f"the {domain} domain admin {admin}", markup=False)
         stdout.file.flush()
-        with finishing(unified.stop):
+        with stops.finishing(unified.stop):
             await unified.run()
         stops.ends_with(0)
 
