@@ -112,7 +112,6 @@ async def _run(
     install: bool,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_always, run_graph, tasks_to_run
-    from penstock.warm.host import WarmHost
 
     loop = asyncio.get_running_loop()
     until = None if limit_s is None else loop.time() + limit_s
@@ -123,6 +122,8 @@ async def _run(
             specs = tasks_to_run(catalog, names)
             world = await open_world(settings, store, ends=not follow)
         if follow:
+            from penstock.warm.host import WarmHost
+
             await stack.enter_async_context(WarmHost(settings))
         if install:
             await _install(catalog)
