@@ -152,6 +152,8 @@ def _connect(lent: Gateway, options: EngineOptions) -> SparkSession:
             jsc=jvm.JavaSparkContext(running),
             conf=SparkConf(_jconf=running.conf()),
         )
+    directory = context._temp_dir  # noqa: SLF001 - the JVM would keep it as long as it lives
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return SparkSession(context)
 
 

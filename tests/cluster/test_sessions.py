@@ -27,8 +27,8 @@ from penstock.cluster.state import (
     Change,
     ClusterMachine,
     ClusterState,
+    CommandOutcome,
     Compact,
-    Outcome,
     Put,
     Reconcile,
     log_key,
@@ -99,7 +99,7 @@ async def test_everything_that_is_said_first_is_one_entry(
     controller.say(InitializationComplete())
     done = await controller.hears(Done)
     assert done.initialized
-    assert done.outcomes == (Outcome.APPLIED,) * 3
+    assert done.outcomes == (CommandOutcome.APPLIED,) * 3
     assert [each.dataflow_id for each in (await state_of(store)).objects.values()] == [1, 2, 3]
 
 
@@ -109,8 +109,8 @@ async def test_commands_right_behind_the_batch_come_after_it_and_in_order(
     later = [capture("x", str(n)) for n in range(20)]
     controller = Controller(sessions, hello(b"1"), capture("x"), InitializationComplete(), *later)
     await controller.hears(Opened)
-    assert (await controller.hears(Done)).outcomes == (Outcome.APPLIED,)
-    seen: list[Outcome] = []
+    assert (await controller.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
+    seen: list[CommandOutcome] = []
     while len(seen) < 20:
         seen += (await controller.hears(Done)).outcomes
     assert (await state_of(store)).objects["capture/x"].digest == "19"
@@ -189,7 +189,7 @@ async def test_domains_do_not_wait_for_each_other(store: Consensus, sessions: Se
     storm = [Controller(sessions, hello(b"c%d" % n, Domain.COMPUTE)) for n in range(20)]
     await storm[-1].hears(Opened)
     storage.say(capture("b"))
-    assert (await storage.hears(Done)).outcomes == (Outcome.APPLIED,)
+    assert (await storage.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
     assert (await state_of(store)).epoch_of(Domain.STORAGE) == 1
 
 
@@ -201,7 +201,7 @@ async def test_an_equal_batch_writes_nothing_but_the_opening(
         await controller.hears(Opened)
         done = await controller.hears(Done)
         assert (done.seqno is None) == (nonce == b"2")
-        assert done.outcomes == (Outcome.APPLIED if nonce == b"1" else Outcome.KEPT,)
+        assert done.outcomes == (CommandOutcome.APPLIED if nonce == b"1" else CommandOutcome.KEPT,)
     assert (await state_of(store)).objects["capture/a"].dataflow_id == 1
 
 
@@ -240,7 +240,7 @@ async def test_what_must_not_come_now_closes_its_session_and_no_other(
     assert word in closed.detail
     assert good.session.stage is Stage.SERVING
     good.say(Put(kind="derivation", name="d", digest="1"))
-    assert (await good.hears(Done)).outcomes == (Outcome.APPLIED,)
+    assert (await good.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
 
 
 async def test_the_log_never_has_a_hello(store: Consensus, sessions: Sessions) -> None:

@@ -18,10 +18,10 @@ from penstock.cluster.state import (
     ClusterMachine,
     ClusterState,
     Command,
+    CommandOutcome,
     Compact,
     Diff,
     Open,
-    Outcome,
     Put,
     Reconcile,
     object_id,
@@ -89,9 +89,9 @@ def test_what_an_old_session_says_has_no_effect(history: list[Diff], diff: OfDom
     after, outcomes = step(state, diff)
     if not isinstance(diff, Open) and diff.epoch != state.epoch_of(diff.domain):
         assert after == state
-        assert set(outcomes) <= {Outcome.FENCED}
+        assert set(outcomes) <= {CommandOutcome.FENCED}
     else:
-        assert Outcome.FENCED not in outcomes
+        assert CommandOutcome.FENCED not in outcomes
 
 
 @given(histories, diffs)
@@ -162,7 +162,7 @@ def test_a_batch_of_what_runs_keeps_every_id(history: list[Diff], domain: Domain
     ]
     after, outcomes = reconcile(state, domain, batch)
     assert after == state
-    assert set(outcomes) <= {Outcome.KEPT}
+    assert set(outcomes) <= {CommandOutcome.KEPT}
 
 
 @given(histories, domains, batches)
@@ -173,7 +173,7 @@ def test_every_command_has_an_outcome(
     assert len(reconcile(state, domain, batch)[1]) == len(batch)
     diff = Change(domain=domain, epoch=state.epoch_of(domain), commands=batch)
     after, outcomes = step(state, diff)
-    assert (after == state) == (Outcome.APPLIED not in outcomes)
+    assert (after == state) == (CommandOutcome.APPLIED not in outcomes)
 
 
 # -------------------------------------------------------------------------------------- stories
@@ -195,9 +195,9 @@ def test_a_batch_that_creates_and_drops_runs_nothing() -> None:
     state, outcomes = reconcile(ClusterState(), Domain.STORAGE, [capture("x"), drop])
     assert not state.objects
     assert state.next_id == 1
-    assert outcomes == (Outcome.DROPPED, Outcome.UNKNOWN)
+    assert outcomes == (CommandOutcome.DROPPED, CommandOutcome.UNKNOWN)
     late = step(state, Change(domain=Domain.STORAGE, epoch=0, commands=(drop,)))
-    assert late == (state, (Outcome.DROPPED,))
+    assert late == (state, (CommandOutcome.DROPPED,))
 
 
 @pytest.mark.parametrize("since", [None, 7])
@@ -216,7 +216,7 @@ def test_a_late_command_about_a_dropped_object_is_told_from_one_about_nothing(
         late = tuple(Compact(id=f"capture/{name}", since=since) for name in "xy")
         after, outcomes = step(state, Change(domain=Domain.STORAGE, epoch=1, commands=late))
         assert after == state
-        assert outcomes == (Outcome.DROPPED, Outcome.UNKNOWN)
+        assert outcomes == (CommandOutcome.DROPPED, CommandOutcome.UNKNOWN)
 
 
 def test_since_only_rises_and_outlives_an_alteration() -> None:
@@ -239,7 +239,7 @@ def test_tasks_of_two_kinds_may_share_a_name_and_not_a_domain() -> None:
     )
     assert list(state.objects) == ["capture/x"]
     foreign = Change(domain=Domain.COMPUTE, epoch=0, commands=(Compact(id="capture/x"),))
-    assert step(state, foreign) == (state, (Outcome.FOREIGN,))
+    assert step(state, foreign) == (state, (CommandOutcome.FOREIGN,))
 
 
 def test_dropped_objects_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import types as t
 
+from penstock.native.collect import collect_batches
 from penstock.runtime.prepared import Queries
 from penstock.runtime.spark_tasks import read_handoff, write_handoff
 
@@ -47,9 +48,10 @@ def test_what_was_put_into_a_slot(spark: SparkSession, tmp_path: Path) -> None:
     schema = t.StructType([t.StructField("id", t.LongType())])
     rows = {0: pa.table({"id": pa.array([n * n for n in range(1000)], pa.int64())})}
     frame = queries.frame(rows, {0: schema}, lambda frames: frames[0], key="k")
-    assert frame.count() == 1000
+    with collect_batches(frame) as batches:
+        assert sum(batch.num_rows for batch in batches) == 1000
     (slot,) = (tmp_path / "slots").glob("*.parquet")
     flip(slot)
-    with pytest.raises((PySparkException, Py4JJavaError)):
-        frame.collect()
+    with pytest.raises((PySparkException, Py4JJavaError)), collect_batches(frame):
+        pass
     queries.close()

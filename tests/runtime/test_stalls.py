@@ -352,7 +352,9 @@ def test_a_document_that_is_refused(spark_place: Place) -> None:
 
 
 @pytest.mark.spark
-def test_spark_without_free_slots(spark_place: Place) -> None:
+def test_spark_without_free_slots(spark_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As few documents as these need no slot.
+    monkeypatch.setattr("penstock.native.direct.SmallFrame.evaluate", lambda _: None)
     place, spark = spark_place, spark_place.spark
     place.apply({"acme/accounts": ACCOUNTS}, {"acme/views": views(place)})
     place.append({"acme/accounts": accounts(0, 3)})

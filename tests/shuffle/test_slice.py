@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from journal.publishing import ORDERS, SCHEMA, World, batch, collection, world
 from penstock.errors import Bug
+from penstock.journal import scan
 from penstock.journal.committed import CommitReader
 from penstock.journal.fragments import FragmentLayout, FragmentWriter
 from penstock.journal.publisher import Mapped
@@ -355,10 +356,13 @@ def test_documents_of_a_key_come_in_the_same_order_for_any_number_of_shards(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("reader", ["the driver", "Spark"])
 def test_documents_come_in_the_order_of_commits_however_they_are_stored(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     """Objects of one commit and of many, compacted ones, inline rows; and clocks that fall."""
+    if reader == "Spark":
+        monkeypatch.setattr(scan, "LOCAL_OBJECTS_MAX", 0)
 
     async def story() -> None:
         async with world(tmp_path) as here:
@@ -393,7 +397,8 @@ def test_documents_come_in_the_order_of_commits_however_they_are_stored(
                 found = [row["d0"].id for row in rows if row["_clock"] < START + 10_000]
                 assert found == want
                 reading = await of.reading(bound, deliveries, made_of.states)
-                assert reading.plan.native, "objects are for Spark's own reader"
+                assert reading.plan.here == (reader == "the driver")
+                assert bool(reading.plan.native) == (reader == "Spark")
                 assert reading.leveled
 
     asyncio.run(story())

@@ -29,9 +29,9 @@ from penstock.cluster.state import (
     ClusterMachine,
     ClusterState,
     Command,
+    CommandOutcome,
     Diff,
     Open,
-    Outcome,
     Reconcile,
     log_key,
     step,
@@ -89,7 +89,7 @@ class Done:
 
     seqno: int | None
     """The entry of the log that has them; None if none was needed."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CommandOutcome, ...]
     initialized: bool = False
     """They were the first batch."""
 
@@ -296,7 +296,7 @@ class Session:
         *,
         initialized: bool = False,
     ) -> None:
-        outcomes: tuple[Outcome, ...] = ()
+        outcomes: tuple[CommandOutcome, ...] = ()
 
         def decide(state: ClusterState) -> Diff | None:
             nonlocal outcomes
@@ -305,7 +305,7 @@ class Session:
 
         committed = await log.append(decide)
         for outcome in outcomes:
-            if outcome is Outcome.UNKNOWN:
+            if outcome is CommandOutcome.UNKNOWN:
                 _log.warning("a command of the %s domain is about nothing", diff.domain)
         if diff.epoch != log.state.epoch_of(diff.domain):
             self.close(CloseReason.SUPERSEDED, log.state.sessions[diff.domain].holder)

@@ -66,7 +66,7 @@ class Compact(msgspec.Struct, frozen=True, kw_only=True, tag="compact"):
 Command: TypeAlias = Put | Compact
 
 
-class Outcome(enum.Enum):
+class CommandOutcome(enum.Enum):
     """What became of a command."""
 
     APPLIED = "it changed the state"
@@ -166,7 +166,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.objects.values() if each.domain is domain]
 
 
-def step(state: ClusterState, diff: Diff) -> tuple[ClusterState, tuple[Outcome, ...]]:
+def step(state: ClusterState, diff: Diff) -> tuple[ClusterState, tuple[CommandOutcome, ...]]:
     """Return the state after `diff`, and what became of each of its commands."""
     if isinstance(diff, Claim):
         claimed = msgspec.structs.replace(state, claim=state.claim + 1, claimed_by=diff.holder)
@@ -179,7 +179,7 @@ def step(state: ClusterState, diff: Diff) -> tuple[ClusterState, tuple[Outcome, 
         return msgspec.structs.replace(state, sessions=sessions), ()
     commands = diff.batch if isinstance(diff, Reconcile) else diff.commands
     if diff.epoch != state.epoch_of(diff.domain):
-        return state, (Outcome.FENCED,) * len(commands)
+        return state, (CommandOutcome.FENCED,) * len(commands)
     if isinstance(diff, Reconcile):
         return reconcile(state, diff.domain, commands)
     change = _Change(state, diff.domain)
@@ -189,7 +189,7 @@ def step(state: ClusterState, diff: Diff) -> tuple[ClusterState, tuple[Outcome, 
 
 def reconcile(
     state: ClusterState, domain: Domain, batch: Sequence[Command]
-) -> tuple[ClusterState, tuple[Outcome, ...]]:
+) -> tuple[ClusterState, tuple[CommandOutcome, ...]]:
     """Make `batch` all that the domain runs: as if by dropping everything and then doing `batch`,
     but what is equal before and after goes on, with its id.
     """
@@ -197,24 +197,24 @@ def reconcile(
     wanted: dict[str, tuple[int, Put]] = {}
     given_up: list[str] = []
     since: list[tuple[int, Compact]] = []
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CommandOutcome] = {}
     for at, command in enumerate(batch):
         match command:
             case Put() if domain_of(command.kind) is domain:
                 if (earlier := wanted.pop(command.id, None)) is not None:
-                    outcomes[earlier[0]] = Outcome.KEPT  # the later definition counts
+                    outcomes[earlier[0]] = CommandOutcome.KEPT  # the later definition counts
                 wanted[command.id] = (at, command)
             case Put():
-                outcomes[at] = Outcome.FOREIGN
+                outcomes[at] = CommandOutcome.FOREIGN
             case Compact(since=None):
                 if (put := wanted.pop(command.id, None)) is not None:
-                    outcomes[put[0]] = Outcome.DROPPED
+                    outcomes[put[0]] = CommandOutcome.DROPPED
                     given_up.append(command.id)
-                outcomes[at] = change.missing(command.id) or Outcome.APPLIED
+                outcomes[at] = change.missing(command.id) or CommandOutcome.APPLIED
             case Compact() if command.id in wanted:
                 since.append((at, command))
             case Compact():
-                outcomes[at] = change.missing(command.id) or Outcome.DROPPED
+                outcomes[at] = change.missing(command.id) or CommandOutcome.DROPPED
     for each in state.objects_of(domain):
         if each.id not in wanted:
             change.drop(each.id)
@@ -224,7 +224,7 @@ def reconcile(
     for at, last_put in wanted.values():
         outcomes[at] = change.do(last_put)
     for at, compact in since:
-        outcomes[at] = change.do(compact) if compact.id in wanted else Outcome.DROPPED
+        outcomes[at] = change.do(compact) if compact.id in wanted else CommandOutcome.DROPPED
     return change.result(), tuple(outcomes[at] for at in range(len(batch)))
 
 
@@ -238,7 +238,7 @@ class _Change:
         self._dropped = dict(state.dropped)
         self._next_id = state.next_id
 
-    def do(self, command: Command) -> Outcome:
+    def do(self, command: Command) -> CommandOutcome:
         if isinstance(command, Put):
             return self._put(command)
         if (why := self.missing(command.id)) is not None:
@@ -246,14 +246,14 @@ class _Change:
         if command.since is not None:
             return self._compact(command.id, command.since)
         self.drop(command.id)
-        return Outcome.APPLIED
+        return CommandOutcome.APPLIED
 
-    def missing(self, id_: str) -> Outcome | None:
+    def missing(self, id_: str) -> CommandOutcome | None:
         """Return why there is nothing to do for an object; None if this domain runs it."""
         found = self._objects.get(id_)
         if found is None:
-            return Outcome.DROPPED if id_ in self._dropped else Outcome.UNKNOWN
-        return None if found.domain is self._domain else Outcome.FOREIGN
+            return CommandOutcome.DROPPED if id_ in self._dropped else CommandOutcome.UNKNOWN
+        return None if found.domain is self._domain else CommandOutcome.FOREIGN
 
     def drop(self, id_: str) -> None:
         self.remember_dropped(id_, self._objects.pop(id_).dataflow_id)
@@ -271,12 +271,12 @@ class _Change:
             self._state, objects=self._objects, dropped=self._dropped, next_id=self._next_id
         )
 
-    def _put(self, put: Put) -> Outcome:
+    def _put(self, put: Put) -> CommandOutcome:
         if domain_of(put.kind) is not self._domain:
-            return Outcome.FOREIGN
+            return CommandOutcome.FOREIGN
         before = self._objects.get(put.id)
         if before is not None and before.digest == put.digest:
-            return Outcome.KEPT
+            return CommandOutcome.KEPT
         self._dropped.pop(put.id, None)
         self._objects[put.id] = Object(
             kind=put.kind,
@@ -286,14 +286,14 @@ class _Change:
             since=0 if before is None else before.since,
         )
         self._next_id += 1
-        return Outcome.APPLIED
+        return CommandOutcome.APPLIED
 
-    def _compact(self, id_: str, since: int) -> Outcome:
+    def _compact(self, id_: str, since: int) -> CommandOutcome:
         before = self._objects[id_]
         if since <= before.since:
-            return Outcome.KEPT if since == before.since else Outcome.REGRESSION
+            return CommandOutcome.KEPT if since == before.since else CommandOutcome.REGRESSION
         self._objects[id_] = msgspec.structs.replace(before, since=since)
-        return Outcome.APPLIED
+        return CommandOutcome.APPLIED
 
 
 # --------------------------------------------------------------------------------------- the log

@@ -137,7 +137,6 @@ public class DirectPlans {
                 writer.writeBatches(batches.iterator(partition, task));
                 writer.end();
             } finally {
-                stream.close();
                 if (group != null) {
                     plans.running.remove(group);
                 }
@@ -147,6 +146,7 @@ public class DirectPlans {
                 } finally {
                     pages.cleanUpAllAllocatedMemory();
                     TaskContext$.MODULE$.unset();
+                    stream.close(); // last: a full disk leaves nothing of a task in this thread
                 }
             }
         }

@@ -50,17 +50,32 @@ class SmallFrame:
 
     def evaluate(self) -> list[pyarrow.RecordBatch] | None:
         """Return the rows that it has now; None if it takes a job to find out."""
+        if self._plan is None and not self._needs_job:
+            self._plan = _direct_plan(self.frame)
+            self._needs_job = self._plan is None
         if self._needs_job:
             return None
         try:
-            if self._plan is None:
-                self._plan = _direct_plans(self.frame.sparkSession).plan(self.frame._jdf)  # noqa: SLF001
             self._plan.collect(str(self._answer))
         except (Py4JError, PySparkException) as error:
             _log.debug("a job evaluates again what failed: %s", error)
             return None
         with pa.ipc.open_stream(self._answer.read_bytes()) as batches:
             return list(batches)
+
+
+def _direct_plan(frame: DataFrame) -> Any:  # noqa: ANN401 - an object of the JVM
+    """Return the plan of a frame as the JVM can evaluate it; None if it cannot."""
+    try:
+        return _direct_plans(frame.sparkSession).plan(frame._jdf)  # noqa: SLF001
+    except (Py4JError, PySparkException) as error:
+        _log.warning("small transactions of one kind take a Spark job each: %s", _first(error))
+        return None
+
+
+def _first(error: Exception) -> str:
+    """The line of an error of the JVM that says what is wrong."""
+    return next((line for line in str(error).splitlines() if line.startswith(": ")), str(error))
 
 
 def cancel_group(spark: SparkSession, group: str) -> None:

@@ -26,6 +26,7 @@ from penstock.errors import Bug, PenstockError, Unavailable, UserError
 from penstock.journal.blobs import spark_root
 from penstock.journal.committed import VisibleRows
 from penstock.journal.evolve import UnreadableDocument
+from penstock.journal.integrity import CorruptBlob
 from penstock.journal.state import JournalState
 from penstock.runtime import refusals, spark_slots
 from penstock.runtime.awaited import ENDPOINT, SPARK, SPARK_STARTS, Awaited
@@ -120,6 +121,10 @@ class JobRunner:
         """
         try:
             return await self._attempts(run, reads)
+        except CorruptBlob:
+            if reads is not None:
+                await self._check_blobs(reads)  # which knows whose rows are lost with it
+            raise
         except _refusals() as error:
             if reads is not None:
                 await self._explain(reads)

@@ -287,6 +287,8 @@ def _send(producer: Producer, topic: str, records: Sequence[dict[str, Any]]) -> 
         if error is not None:
             failed.append(error)
 
+    # One that learns of a new topic while it has records for it loses some, once in 200 times.
+    producer.list_topics(topic, timeout=10)
     for at, record in enumerate(records):
         while True:
             try:

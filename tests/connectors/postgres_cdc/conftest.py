@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from connectors.postgres_cdc.changing import changing_postgres
@@ -18,6 +20,12 @@ def changing() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def url(changing: PostgresServer) -> str:
-    """A fresh database there."""
-    return changing.create_database()
+def url(changing: PostgresServer) -> Iterator[str]:
+    """A fresh database there. Slots that a test leaves would be missing in the end."""
+    made = changing.create_database()
+    yield made
+    with contextlib.suppress(psycopg.Error), psycopg.connect(made, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+            "WHERE database = current_database() AND NOT active"
+        )
