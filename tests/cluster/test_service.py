@@ -35,7 +35,14 @@ from penstock.cluster.sessions import (
     Response,
     Sessions,
 )
-from penstock.cluster.state import ClusterMachine, ClusterState, Compact, Outcome, Put, log_key
+from penstock.cluster.state import (
+    ClusterMachine,
+    ClusterState,
+    CommandOutcome,
+    Compact,
+    Put,
+    log_key,
+)
 from penstock.consensus.open import open_consensus
 from penstock.consensus.statelog import load
 from penstock.consensus.store import Consensus
@@ -196,7 +203,7 @@ async def test_t09_what_must_not_come_closes_its_session_and_no_other(
     assert closed.reason is CloseReason.PROTOCOL
     assert word in closed.detail
     good.say(derivation("d"))
-    assert (await good.hears(Done)).outcomes == (Outcome.APPLIED,)
+    assert (await good.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
 
 
 async def test_t10_a_storm_of_one_domain_leaves_the_other_alone(here: Served) -> None:
@@ -207,7 +214,7 @@ async def test_t10_a_storm_of_one_domain_leaves_the_other_alone(here: Served) ->
         if n % 3:
             await storage.serves()
         compute.say(derivation("d", str(n)))
-        assert (await compute.hears(Done)).outcomes == (Outcome.APPLIED,)
+        assert (await compute.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
         if n % 2:
             await storage.leaves()
 
@@ -216,7 +223,7 @@ async def test_t10_a_storm_of_one_domain_leaves_the_other_alone(here: Served) ->
 async def test_t11_a_domain_needs_no_other(store: Consensus, here: Served, domain: Domain) -> None:
     put = capture("x") if domain is Domain.STORAGE else derivation("x")
     done = await here.says(hello("only", domain), put, COMPLETE).serves()
-    assert done.outcomes == (Outcome.APPLIED,)
+    assert done.outcomes == (CommandOutcome.APPLIED,)
     assert list((await state_of(store)).sessions) == [domain]
 
 
@@ -251,11 +258,11 @@ async def test_t14_commands_right_behind_the_batch_come_after_it_and_in_order(
 ) -> None:
     later = [capture("x", f"later {n}") for n in range(20)]
     remote = here.says(hello("b"), capture("x"), COMPLETE, *later)
-    assert (await remote.serves()).outcomes == (Outcome.APPLIED,)
-    seen: list[Outcome] = []
+    assert (await remote.serves()).outcomes == (CommandOutcome.APPLIED,)
+    seen: list[CommandOutcome] = []
     while len(seen) < 20:
         seen += (await remote.hears(Done)).outcomes
-    assert seen == [Outcome.APPLIED] * 20
+    assert seen == [CommandOutcome.APPLIED] * 20
     assert (await state_of(store)).objects["capture/x"].digest == "later 19"
 
 
@@ -270,7 +277,7 @@ async def test_t15_answers_for_one_session_never_reach_the_next(here: Served) ->
     assert done.initialized
     assert len(done.outcomes) == 2  # its own, and nothing but its own
     new.say(Compact(id="capture/a"))
-    assert (await new.hears(Done)).outcomes == (Outcome.APPLIED,)
+    assert (await new.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
 
 
 # ------------------------------------------------------------------------------ reconcile and drop
@@ -280,11 +287,11 @@ async def test_t17_to_t20_drops_are_classified(here: Served) -> None:
     gone, never = Compact(id="capture/x"), Compact(id="capture/never")
     remote = here.says(hello("a"), capture("x"), gone, COMPLETE)  # T17: both in one batch
     done = await remote.serves()
-    assert done.outcomes[0] is Outcome.DROPPED
+    assert done.outcomes[0] is CommandOutcome.DROPPED
     for command, outcome in (
-        (gone, Outcome.DROPPED),  # T18: twice, and T20: after its batch
-        (Compact(id="capture/x", since=3), Outcome.DROPPED),
-        (never, Outcome.UNKNOWN),  # T19
+        (gone, CommandOutcome.DROPPED),  # T18: twice, and T20: after its batch
+        (Compact(id="capture/x", since=3), CommandOutcome.DROPPED),
+        (never, CommandOutcome.UNKNOWN),  # T19
     ):
         remote.say(command)
         assert (await remote.hears(Done)).outcomes == (outcome,)
@@ -300,7 +307,7 @@ async def test_t21_t22_a_batch_drops_what_it_does_not_say_and_keeps_what_is_equa
     assert opened.digests == {"capture/a": "1", "capture/b": "1"}
     done = await again.hears(Done)
     assert done.seqno is None  # nothing was to be logged
-    assert done.outcomes == (Outcome.KEPT,) * 2
+    assert done.outcomes == (CommandOutcome.KEPT,) * 2
     assert (await state_of(store)).objects == before
     await here.says(hello("3"), capture("b"), COMPLETE).serves()
     assert (await state_of(store)).objects == {"capture/b": before["capture/b"]}
@@ -373,7 +380,7 @@ async def test_hostile_messages_close_their_stream_only(
         assert word in answer.closed.detail
         await call.done_writing()
     good.say(derivation("d"))
-    assert (await good.hears(Done)).outcomes == (Outcome.APPLIED,)
+    assert (await good.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
 
 
 async def test_a_message_that_is_too_large_is_not_read(here: Served) -> None:
@@ -493,7 +500,7 @@ async def test_a_token_that_is_revoked_ends_its_open_stream(
         write_secret(token, "t-new")
         await cluster.says(hello("d"), COMPLETE, options=f"?token_file={token}").serves()
         stays.say(derivation("d"))
-        assert (await stays.hears(Done)).outcomes == (Outcome.APPLIED,)
+        assert (await stays.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
 
 
 async def test_tls(store: Consensus, tmp_path: Path) -> None:
@@ -548,7 +555,7 @@ responses: st.SearchStrategy[Response] = st.one_of(
     st.builds(
         Done,
         seqno=st.none() | st.integers(0, 1 << 60),
-        outcomes=st.lists(st.sampled_from(list(Outcome)), max_size=5).map(tuple),
+        outcomes=st.lists(st.sampled_from(list(CommandOutcome)), max_size=5).map(tuple),
         initialized=st.booleans(),
     ),
     st.builds(Closed, reason=st.sampled_from(list(CloseReason)), detail=texts),

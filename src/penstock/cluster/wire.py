@@ -21,7 +21,7 @@ from penstock.cluster.sessions import (
     Opened,
     Response,
 )
-from penstock.cluster.state import Compact, Outcome, Put
+from penstock.cluster.state import CommandOutcome, Compact, Put
 from penstock.consensus.store import SEQNO_MAX
 from penstock.errors import UserError
 from penstock.model.domain import Domain
@@ -143,7 +143,7 @@ def _opened(sent: pb.FromCluster) -> Opened:
 
 
 def _done(sent: pb.FromCluster) -> Done:
-    outcomes = tuple(Outcome[name] for name in sent.done.outcomes)
+    outcomes = tuple(CommandOutcome[name] for name in sent.done.outcomes)
     seqno = sent.done.seqno if sent.done.HasField("seqno") else None
     return Done(seqno=seqno, outcomes=outcomes, initialized=sent.done.initialized)
 
