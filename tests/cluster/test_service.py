@@ -452,11 +452,13 @@ async def test_tokens_say_who_may_speak_for_which_domain(store: Consensus, tmp_p
         line("all", "t-all")
         + line("storage", "t-storage", prefix=f"cluster/{CLUSTER}/storage")
         + line("reads", "t-reads", role="reader")
+        + line("appends", "t-appends", role="read,list,append")
+        + line("applies", "t-applies", role="apply")
         + line("journals", "t-journals", prefix="journal/"),
     )
     tokens = {
         name: write_secret(tmp_path / name, f"t-{name}")
-        for name in ("all", "storage", "reads", "journals", "wrong")
+        for name in ("all", "storage", "reads", "appends", "applies", "journals", "wrong")
     }
     async with served(store, tokens=TokenFile(file)) as cluster:
 
@@ -473,9 +475,11 @@ async def test_tokens_say_who_may_speak_for_which_domain(store: Consensus, tmp_p
 
         assert await outcome("all", Domain.STORAGE) == "opened"
         assert await outcome("storage", Domain.STORAGE) == "opened"
-        assert "storage may not write" in await outcome("storage", Domain.COMPUTE)
-        assert "reads may not write" in await outcome("reads", Domain.STORAGE)
-        assert "journals may not write" in await outcome("journals", Domain.STORAGE)
+        assert "storage may not apply" in await outcome("storage", Domain.COMPUTE)
+        assert "reads may not apply" in await outcome("reads", Domain.STORAGE)
+        assert "appends may not apply" in await outcome("appends", Domain.STORAGE)
+        assert await outcome("applies", Domain.COMPUTE) == "opened"
+        assert "journals may not apply" in await outcome("journals", Domain.STORAGE)
         assert "the token is not valid" in await outcome("wrong", Domain.STORAGE)
         assert "a token is required" in await outcome(None, Domain.STORAGE)
 

@@ -34,7 +34,7 @@ from penstock.journal.ownership import (
 )
 from penstock.journal.sealing import seal, seal_if_long
 from penstock.journal.upkeep import CompactionOptions, compact_all
-from penstock.servicekit.rpc.tokens import Access, Principal
+from penstock.servicekit.rpc.tokens import EVERYTHING, Access, Principal
 from support.s3 import running_s3
 
 A, B = "a" * 32, "b" * 32
@@ -289,7 +289,7 @@ class Scoped:
 
     def __init__(self, store: object) -> None:
         self._store = store
-        self._who = Principal(name="writer", access=Access.WRITE, prefix="journal/acme/")
+        self._who = Principal(name="writer", access=EVERYTHING, prefix="journal/acme/")
 
     async def incarnation(self) -> bytes:
         return await self._store.incarnation()  # type: ignore[attr-defined,no-any-return]

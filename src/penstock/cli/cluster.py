@@ -99,7 +99,7 @@ def cluster(
     unified_runtime: UnifiedRuntime = True,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", help="Lines of: NAME reader|writer|admin PREFIX|* SHA256."),
+        typer.Option("--token-file", help="Lines of: NAME CAPABILITIES PREFIX|* SHA256."),
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key.")] = None,

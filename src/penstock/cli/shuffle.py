@@ -113,7 +113,7 @@ def shuffle(
         Path | None,
         typer.Option(
             "--token-file",
-            help="With --listen, lines of: NAME reader|writer|admin PREFIX|* SHA256. "
+            help="With --listen, lines of: NAME CAPABILITIES PREFIX|* SHA256. "
             "With --from, a file with the token itself.",
         ),
     ] = None,

@@ -2,7 +2,8 @@
 
 Each stream is a session (`sessions.py`), and this module only carries messages: nothing of a
 stream is read before its sender is admitted, and a stream that ends takes its session with it. A
-token needs the role `writer` for `cluster/ID/DOMAIN`; one that is revoked ends its open streams.
+token needs the capability `apply` for `cluster/ID/DOMAIN`; one that is revoked ends its open
+streams.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ class ClusterService:
             return
         if isinstance(message, Hello):
             key = f"{self._sessions.key}/{message.domain}"
-            if not who.allows(Access.WRITE, key):
-                session.close(CloseReason.REFUSED, f"{who.name} may not write {key}")
+            if not who.allows(Access.APPLY, key):
+                session.close(CloseReason.REFUSED, f"{who.name} may not apply {key}")
                 return
             told = fields(domain=message.domain.value, controller=message.holder, client=who.name)
             _log.info("controller connected", extra=told)

@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.consensus.committer.access import check_access
+from penstock.catalog.desired import CATALOG_KEY
+from penstock.cluster.state import log_key
+from penstock.cluster.unified import MAIN
+from penstock.consensus.committer.access import check_access, check_write
 from penstock.consensus.committer.client import RpcConsensus
 from penstock.consensus.store import Determinate, ErrorKind
 from penstock.errors import UsageError, UserError
-from penstock.servicekit.rpc.tokens import Access, Principal
+from penstock.servicekit.rpc.tokens import EVERYTHING, Access, Principal
 
-SCOPED = Principal(name="s", access=Access.WRITE, prefix="journal/acme/")
-OTHER = Principal(name="o", access=Access.WRITE, prefix="task/")
-READER = Principal(name="r", access=Access.READ, prefix="journal/")
-WRITER = Principal(name="w", access=Access.WRITE, prefix="journal/")
-ADMIN = Principal(name="a", access=Access.ADMIN, prefix="")
+SCOPED = Principal(name="s", access=EVERYTHING, prefix="journal/acme/")
+OTHER = Principal(name="o", access=EVERYTHING, prefix="task/")
+READER = Principal(name="r", access=Access.READ | Access.LIST, prefix="journal/")
+WRITER = Principal(name="w", access=EVERYTHING, prefix="journal/")
+APPENDS = Principal(name="p", access=Access.READ | Access.APPEND, prefix="")
+APPLIES = Principal(name="y", access=Access.READ | Access.APPLY, prefix="")
+ADMIN = Principal(name="a", access=EVERYTHING, prefix="")
 
 
 @pytest.mark.parametrize(
@@ -25,27 +30,31 @@ ADMIN = Principal(name="a", access=Access.ADMIN, prefix="")
         (READER, Access.READ, "journal/a", True),
         (READER, Access.READ, "task/a", False),
         (READER, Access.READ, "", False),  # a watch of everything
-        (READER, Access.WRITE, "journal/a", False),
-        (WRITER, Access.WRITE, "journal/a", True),
+        (READER, Access.APPEND, "journal/a", False),
+        (WRITER, Access.APPEND, "journal/a", True),
         (WRITER, Access.READ, "journal/a", True),
-        (WRITER, Access.WRITE, "journa", False),
-        (WRITER, Access.ADMIN, "journal/", False),
-        (SCOPED, Access.WRITE, "journal/acme/orders/pivot=00", True),
-        (SCOPED, Access.WRITE, "journal/acmecorp/orders/pivot=00", False),
-        (SCOPED, Access.WRITE, "journal/", False),
+        (WRITER, Access.APPEND, "journa", False),
+        (WRITER, Access.LIST, "journal/", True),
+        (WRITER, Access.LIST, "", False),
+        (READER, Access.LIST, "journal/a", True),
+        (APPENDS, Access.LIST, "journal/", False),
+        (APPENDS, Access.READ, "catalog/main", True),
+        (SCOPED, Access.APPEND, "journal/acme/orders/pivot=00", True),
+        (SCOPED, Access.APPEND, "journal/acmecorp/orders/pivot=00", False),
+        (SCOPED, Access.APPEND, "journal/", False),
         (SCOPED, Access.READ, "journal/other/x/pivot=00", False),
         (SCOPED, Access.READ, "catalog/main", True),
         (SCOPED, Access.READ, "schema/0123", True),
         (SCOPED, Access.READ, "LIVENESS", True),
-        (SCOPED, Access.WRITE, "catalog/main", False),
-        (SCOPED, Access.WRITE, "schema/0123", False),
-        (SCOPED, Access.WRITE, "LIVENESS", False),
+        (SCOPED, Access.APPEND, "catalog/main", False),
+        (SCOPED, Access.APPEND, "schema/0123", False),
+        (SCOPED, Access.APPEND, "LIVENESS", False),
         (SCOPED, Access.READ, "catalog/", False),
         (SCOPED, Access.READ, "catalog/main2", False),
         (SCOPED, Access.READ, "", False),
         (OTHER, Access.READ, "catalog/main", False),
-        (ADMIN, Access.ADMIN, "", True),
-        (ADMIN, Access.WRITE, "anything", True),
+        (ADMIN, Access.LIST, "", True),
+        (ADMIN, Access.APPEND, "anything", True),
     ],
 )
 def test_roles_and_prefixes_limit(who: Principal, needed: Access, key: str, allowed: bool) -> None:
@@ -54,6 +63,33 @@ def test_roles_and_prefixes_limit(who: Principal, needed: Access, key: str, allo
         return
     with pytest.raises(Determinate) as caught:
         check_access(who, needed, key)
+    assert caught.value.kind is ErrorKind.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("who", "key", "word"),
+    [
+        (APPENDS, "journal/acme/orders/pivot=00", None),
+        (APPENDS, "recovery/capture/acme", None),
+        (APPENDS, CATALOG_KEY, "apply"),
+        (APPENDS, log_key(MAIN), "apply"),
+        (APPENDS, "request/acme/views", "apply"),
+        (APPLIES, CATALOG_KEY, None),
+        (APPLIES, log_key(MAIN), None),
+        (APPLIES, "journal/acme/orders/pivot=00", "append"),
+        (READER, "journal/acme/orders/pivot=00", "append"),
+        (SCOPED, CATALOG_KEY, "apply"),
+        (ADMIN, CATALOG_KEY, None),
+    ],
+)
+def test_who_writes_documents_does_not_say_what_runs(
+    who: Principal, key: str, word: str | None
+) -> None:
+    if word is None:
+        check_write(who, key)
+        return
+    with pytest.raises(Determinate, match=f"may not {word} ") as caught:
+        check_write(who, key)
     assert caught.value.kind is ErrorKind.PERMISSION_DENIED
 
 

@@ -396,7 +396,7 @@ async def test_a_token_that_cannot_be_sent_is_the_users_mistake(
     path.chmod(0o600)
     with pytest.raises(UserError, match="there is no token"):
         RpcConsensus(f"{guarded.url}?token_file={path}")
-    path.write_text("a token")
+    path.write_text("t-hostile")
     client = RpcConsensus(f"{guarded.url}?token_file={path}")
     path.write_bytes(token)
     with pytest.raises(PenstockError) as caught:

@@ -634,6 +634,7 @@ async def test_tokens_open_their_prefix_and_nothing_else(tmp_path: Path) -> None
         await refused(denied, writer.compare_and_set("b/k", V(0, b"")))
         await refused(denied, writer.compare_and_set_all([("a/x", V(0, b"")), ("b", V(0, b""))]))
         await refused(denied, take(writer.list_keys(), bool))
+        assert [key async for key in reader.list_keys("a/")] == ["a/k"]
         outcomes = await writer.compare_and_set_many([("b/k", V(0, b""))])
         assert isinstance(outcomes[0], Determinate)
         unknown = ErrorKind.UNAUTHENTICATED

@@ -37,7 +37,8 @@ def path(tmp_path: Path) -> Path:
 def test_a_token_identifies_a_principal(path: Path) -> None:
     tokens = TokenFile(path)
     assert known(tokens, "Bearer t-ann").name == "ann"
-    assert known(tokens, "bearer t-bob").access is Access.ADMIN
+    assert known(tokens, "bearer t-bob").is_unlimited
+    assert not known(tokens, "bearer t-ann").is_unlimited
 
 
 @pytest.mark.parametrize(
@@ -61,11 +62,17 @@ def test_anything_else_is_refused(path: Path, header: str | None, why: TokenRefu
         ("reader", "a/", Access.READ, "a/b", True),
         ("reader", "a/", Access.READ, "b/a", False),
         ("reader", "a/", Access.READ, "", False),  # everything
-        ("reader", "a/", Access.WRITE, "a/b", False),
-        ("writer", "a/", Access.WRITE, "a/b", True),
-        ("writer", "a/", Access.READ, "a/b", True),
-        ("writer", "a/", Access.ADMIN, "a/", False),
-        ("admin", "a/", Access.WRITE, "b/", True),
+        ("reader", "a/", Access.LIST, "a/b", True),
+        ("reader", "a/", Access.APPEND, "a/b", False),
+        ("reader", "a/", Access.APPLY, "a/b", False),
+        *(("writer", "a/", each, "a/b", True) for each in Access),
+        *(("writer", "a/", each, "b/a", False) for each in Access),
+        *(("admin", "a/", each, "b/", True) for each in Access),
+        *((has.word, "a/", each, "a/b", has is each) for has in Access for each in Access),
+        ("list,append", "*", Access.APPEND, "b", True),
+        ("list,append", "*", Access.LIST, "b", True),
+        ("list,append", "*", Access.READ, "b", False),
+        ("list,append", "a/", Access.LIST, "b", False),
     ],
 )
 def test_roles_and_prefixes_limit(
@@ -110,6 +117,9 @@ def test_the_file_is_read_again_when_it_changes_and_a_broken_one_keeps_the_last_
         "",
         "# nothing\n",
         "ann reader journal/\n",
+        "ann read,write * " + "0" * 64,
+        "ann read, * " + "0" * 64,
+        "ann reader,append * " + "0" * 64,
         "ann king * " + "0" * 64,
         "ann reader * secret-token",
         "ann reader * " + "0" * 64 + " until=2027-01-31",

@@ -130,7 +130,7 @@ class IngestApp:
             raise Refusal(404, f"there is no path /{path}; paths for documents: {known}")
         if request.method != "POST":
             raise Refusal(405, "documents are sent by POST", headers={"allow": "POST"})
-        if not allowed.allows(Access.WRITE, path):
+        if not allowed.allows(Access.APPEND, path):
             raise Refusal(403, f"the token does not allow to send documents to /{path}")
         return _answer(await self._take(request, route), self._desk.retry_s)
 
@@ -275,7 +275,7 @@ class IngestApp:
         return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
 
 
-_ANYBODY: Final = Principal(name="anybody", access=Access.WRITE, prefix="")
+_ANYBODY: Final = Principal(name="anybody", access=Access.APPEND, prefix="")
 
 
 def meta_of(ticket: Ticket, path: str) -> dict[str, Json]:

@@ -27,7 +27,7 @@ from google.protobuf.message import Message
 
 from penstock.consensus.backend import PAGE_BYTES
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.access import check_access
+from penstock.consensus.committer.access import check_access, check_write
 from penstock.consensus.committer.committer import Caller, PersistCommitter
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.committer.sessions import ServedSession, unexpected
@@ -307,19 +307,19 @@ class ConsensusService:
 
     async def _cas(self, request: pb.CasRequest, caller: Caller, who: Principal) -> pb.CasOk:
         key, new = wire.from_item(request)
-        check_access(who, Access.WRITE, key)
+        check_write(who, key)
         result = await self._committer.compare_and_set(key, new, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
     async def _cas_many(self, request: _Received, caller: Caller, who: Principal) -> pb.CasManyOk:
         for key, _ in request.batch:
-            check_access(who, Access.WRITE, key)
+            check_write(who, key)
         outcomes = await self._committer.compare_and_set_many(request.batch, caller=caller)
         return pb.CasManyOk(outcomes=[wire.to_outcome(o) for o in outcomes])
 
     async def _cas_all(self, request: _Received, caller: Caller, who: Principal) -> pb.CasOk:
         for key, _ in request.batch:
-            check_access(who, Access.WRITE, key)
+            check_write(who, key)
         result = await self._committer.compare_and_set_all(request.batch, caller=caller)
         return pb.CasOk(committed=result is CasResult.COMMITTED)
 
@@ -347,7 +347,7 @@ class ConsensusService:
     async def _truncate(
         self, request: pb.TruncateRequest, caller: Caller, who: Principal
     ) -> pb.TruncateOk:
-        check_access(who, Access.WRITE, request.key)
+        check_write(who, request.key)
         return pb.TruncateOk(
             deleted=await self._committer.truncate(request.key, request.seqno, caller=caller)
         )
@@ -355,7 +355,7 @@ class ConsensusService:
     async def _list_keys(
         self, request: pb.ListKeysRequest, caller: Caller, who: Principal
     ) -> pb.ListKeysOk:
-        check_access(who, Access.ADMIN, request.prefix)
+        check_access(who, Access.LIST, request.prefix)
         keys, more = await self._committer.list_page(request.prefix, request.after, caller=caller)
         return pb.ListKeysOk(keys=keys, more=more)
 

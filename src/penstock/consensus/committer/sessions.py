@@ -17,7 +17,7 @@ import logging
 from typing import Final
 
 from penstock.consensus.committer import wire
-from penstock.consensus.committer.access import check_access
+from penstock.consensus.committer.access import check_access, check_write
 from penstock.consensus.committer.committer import Caller, PersistCommitter
 from penstock.consensus.committer.proto import consensus_pb2 as pb
 from penstock.consensus.store import (
@@ -62,7 +62,7 @@ class ServedSession:
         self._caller = caller
         self._window = limits.client_inflight_max
         self._unread_max = limits.session_unread_bytes_max
-        self._may = None if who.access is Access.ADMIN else self._check_write
+        self._may = None if who.is_unlimited else self._check_write
         self._answers = pb.SessionResponse()
         self._gathered = 0
         """Elements in `_answers`; `_gathered_bytes` counts the bytes of their heads."""
@@ -196,7 +196,7 @@ class ServedSession:
         self._answers.errors.append(wire.to_error(error))
 
     def _check_write(self, key: str) -> None:
-        check_access(self._who, Access.WRITE, key)
+        check_write(self._who, key)
 
     async def _flush(self) -> None:
         """Send the gathered answers; those added meanwhile go in the next message."""

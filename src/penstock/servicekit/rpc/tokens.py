@@ -1,9 +1,10 @@
-"""Bearer tokens, each with a role and a key prefix.
+"""Bearer tokens, each with capabilities and a key prefix.
 
-A line of the token file is `name role prefix sha256 [until=TIME]`. The role is reader, writer or
-admin; the prefix limits the keys (`*`: all); sha256 is the hex digest of the token, so the file
-does not hold what it checks; TIME, such as 2027-01-31T00:00:00Z, is when the token expires. Several
-lines may be valid at once, which is how tokens are rotated; the file is read again when it changes.
+A line of the token file is `name capabilities prefix sha256 [until=TIME]`. The capabilities are
+some of read, list, append and apply, with commas between them, or a role that stands for several;
+the prefix limits the keys (`*`: all); sha256 is the hex digest of the token, so the file does not
+hold what it checks; TIME, such as 2027-01-31T00:00:00Z, is when the token expires. Several lines
+may be valid at once, which is how tokens are rotated; the file is read again when it changes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from penstock.errors import UserError
 from penstock.servicekit.guarded import read_guarded
@@ -26,19 +28,37 @@ log = logging.getLogger("penstock.auth")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIX = (
-    "one token per line: NAME reader|writer|admin PREFIX|* SHA256HEX [until=2027-01-31T00:00:00Z]"
+    "one token per line: NAME CAPABILITIES PREFIX|* SHA256HEX [until=2027-01-31T00:00:00Z], where "
+    "the capabilities are some of read,list,append,apply, or one of reader, writer, admin"
 )
 
 
-class Access(enum.IntEnum):
-    """What an operation needs and a role has; each level includes those below it."""
+class Access(enum.Flag):
+    """What an operation needs, and a token has."""
 
-    READ = 1
-    WRITE = 2
-    ADMIN = 3
+    READ = enum.auto()
+    """Read and follow what a key has."""
+    LIST = enum.auto()
+    """List keys."""
+    APPEND = enum.auto()
+    """Write documents, and all else that running tasks write."""
+    APPLY = enum.auto()
+    """Change what is to run."""
+
+    @property
+    def word(self) -> str:
+        return (self.name or "").lower()
 
 
-_ROLES = {"reader": Access.READ, "writer": Access.WRITE, "admin": Access.ADMIN}
+EVERYTHING: Final = ~Access(0)
+
+_CAPABILITIES: Final = {each.word: each for each in Access}
+_ADMIN: Final = "admin"
+_ROLES: Final = {
+    "reader": Access.READ | Access.LIST,
+    "writer": EVERYTHING,
+    _ADMIN: EVERYTHING,  # of all keys, whatever the prefix says
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +75,15 @@ class Principal:
 
     def allows(self, needed: Access, key: str) -> bool:
         """True if the token gives `needed` access to `key`, which may be a prefix."""
-        if self.access is Access.ADMIN:
-            return True
-        return needed <= self.access and key.startswith(self.prefix)
+        return needed in self.access and key.startswith(self.prefix)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """True if it may do everything."""
+        return self.access == EVERYTHING and not self.prefix
 
 
-ANYBODY = Principal(name="anybody", access=Access.ADMIN, prefix="")
+ANYBODY = Principal(name="anybody", access=EVERYTHING, prefix="")
 """Every caller of a service without a token file, which listens on loopback or was asked to be
 open."""
 
@@ -93,7 +116,7 @@ def parse_tokens(text: str, *, where: str) -> tuple[Principal, ...]:
 
 
 def _parse_principal(content: list[str]) -> Principal:
-    name, role, prefix, digest, *options = content
+    name, words, prefix, digest, *options = content
     if not _DIGEST.fullmatch(digest) or len(options) > 1:
         raise ValueError
     until = None
@@ -105,11 +128,18 @@ def _parse_principal(content: list[str]) -> Principal:
         until = ends.timestamp()
     return Principal(
         name=name,
-        access=_ROLES[role],
-        prefix="" if prefix == "*" else prefix,
+        access=_ROLES.get(words) or _capabilities(words),
+        prefix="" if prefix == "*" or words == _ADMIN else prefix,
         digest=digest,
         until=until,
     )
+
+
+def _capabilities(words: str) -> Access:
+    access = Access(0)
+    for word in words.split(","):
+        access |= _CAPABILITIES[word]
+    return access
 
 
 class TokenFile:
