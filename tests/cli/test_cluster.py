@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -19,12 +20,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.cli.child import command
 from penstock.cli.main import app
 from penstock.cluster.state import ClusterMachine, log_key
 from penstock.cluster.unified import MAIN
 from penstock.consensus.open import open_consensus
 from penstock.consensus.statelog import load
-from penstock.settings import sqlite_url
+from penstock.settings import Settings, sqlite_url
 from support.commands import SOON_S, Command, done
 from support.deployments import catalog_of, write_documents
 
@@ -71,6 +73,27 @@ def test_t46_every_flag_is_checked_in_both_forms(
     assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_t46_a_process_of_one_domain_has_every_setting_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CATALOG", "applied by the parent")
+    conf = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "3"}
+    settings = Settings(
+        data=tmp_path / "data",
+        consensus="sqlite:/somewhere.db",
+        blob=str(tmp_path / "blobs"),
+        master="local[3]",
+        conf=conf,
+        log_level="debug",
+        log_json=True,
+    )
+    made = command("half", settings, "cluster", "--domain", "storage")
+    asked = made.command[made.command.index("penstock.cli.child") + 1 :]
+    assert asked[:3] == ["cluster", "--domain", "storage"]
+    given = [value for flag, value in itertools.pairwise(asked) if flag == "--conf"]
+    assert Settings.resolve({"conf": given}, made.env, ()) == settings  # and no catalog
 
 
 @pytest.mark.parametrize(

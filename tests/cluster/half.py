@@ -28,8 +28,7 @@ async def main(directory: Path, domain: Domain, claim: int) -> None:
             loop.call_soon_threadsafe(unified.stop)
 
         threading.Thread(target=end_with_parent, daemon=True).start()
-        relations = world.introspection.relations()
-        page = admin.application(Registry("x"), lambda: Readiness(ready=True), relations)
+        page = admin.application(Registry("x"), lambda: Readiness(ready=True), unified.relations())
         async with admin.serving(page, 0) as port:
             print(f"admin http://127.0.0.1:{port}", flush=True)  # noqa: T201
             await unified.run()

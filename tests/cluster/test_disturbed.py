@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.forms import FORMS
 from penstock.cluster.controller import Controller, differences
 from penstock.cluster.remote import RemoteCluster
 from penstock.cluster.sessions import (
@@ -132,16 +133,17 @@ async def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 class Process:
     """A cluster as a process, which is killed and started again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, form: str) -> None:
         with contextlib.closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self._directory = directory
+        self._form = form
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(WHOLE), str(self._directory), self.address],
+            [sys.executable, str(WHOLE), self._form, str(self._directory), self.address],
             cwd=self._directory,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
@@ -157,12 +159,13 @@ def names_of(state: ClusterState) -> set[str]:
     return {name.removeprefix("acme/").removesuffix("-files") for name in names}
 
 
+@pytest.mark.parametrize("form", FORMS)
 async def test_t06_a_cluster_that_is_killed_again_and_again_gives_the_ids_of_one_that_is_not(
-    here: Deployment,
+    here: Deployment, form: str
 ) -> None:
     edits = [("a",), ("a", "b"), ("b", "c"), ("a", "c"), ("c", "d", "e")]
     chance = random.Random(6)
-    process = Process(here.directory)
+    process = Process(here.directory, form)
     catalog = AppliedCatalog(here.store)
     remote = RemoteCluster(ServiceAddress.parse(f"grpc://{process.address}"))
     controller = Controller(catalog, remote.connect, holder="a controller")

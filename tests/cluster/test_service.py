@@ -18,11 +18,12 @@ from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.forms import Remote
 from consensus.committer.scripted import eventually
 from penstock.cluster import wire
 from penstock.cluster.claim import claim_cluster
+from penstock.cluster.introspect import WitnessedMachine
 from penstock.cluster.proto import cluster_pb2 as pb
-from penstock.cluster.remote import RemoteCluster
 from penstock.cluster.service import ClusterService, serving
 from penstock.cluster.sessions import (
     Closed,
@@ -44,12 +45,11 @@ from penstock.cluster.state import (
     log_key,
 )
 from penstock.consensus.open import open_consensus
-from penstock.consensus.statelog import load
+from penstock.consensus.statelog import follow, load
 from penstock.consensus.store import Consensus
 from penstock.errors import Unavailable, UsageError, UserError
 from penstock.model.domain import Domain
 from penstock.runtime.ops import TASK_KINDS
-from penstock.servicekit.rpc.address import ServiceAddress
 from penstock.servicekit.rpc.listener import server_credentials
 from penstock.servicekit.rpc.tokens import TokenFile
 from penstock.settings import sqlite_url
@@ -82,36 +82,6 @@ class Served:
 
     def says(self, *said: Message, options: str = "") -> Remote:
         return Remote(self.url + options, *said)
-
-
-class Remote:
-    """A controller's side of one stream."""
-
-    def __init__(self, url: str, *said: Message) -> None:
-        self.cluster = RemoteCluster(ServiceAddress.parse(url))
-        self.session = self.cluster.connect()
-        self._responses = self.session.responses()
-        self.say(*said)
-
-    def say(self, *said: Message) -> None:
-        for message in said:
-            self.session.receive(message)
-
-    async def hears(self, kind: type[R]) -> R:
-        async with asyncio.timeout(SOON_S):
-            response = await anext(self._responses)
-        assert isinstance(response, kind), response
-        return response
-
-    async def serves(self) -> Done:
-        await self.hears(Opened)
-        done = await self.hears(Done)
-        assert done.initialized
-        return done
-
-    async def leaves(self) -> None:
-        self.session.close(CloseReason.LEFT)
-        await self.cluster.close()
 
 
 @asynccontextmanager
@@ -169,6 +139,43 @@ async def test_t01_ids_of_both_domains_come_from_one_log(store: Consensus, here:
     objects = (await state_of(store)).objects.values()
     assert [each.dataflow_id for each in objects] == [1, 2, 3, 4, 5, 6]
     assert [each.domain for each in objects] == [Domain.STORAGE, Domain.COMPUTE] * 3
+
+
+async def test_t05_both_domains_at_the_same_instant_and_every_reader_agrees(
+    store: Consensus, here: Served
+) -> None:
+    """A derivation may be said before or after what it reads from: the order decides on ids only.
+
+    It never fails half-way, and whoever follows the log gives the same ids to both.
+    """
+    storage = here.says(hello("s"), COMPLETE)
+    compute = here.says(hello("c", Domain.COMPUTE), COMPLETE)
+    await storage.serves()
+    await compute.serves()
+    following, seen = WitnessedMachine(), list[ClusterState]()
+
+    async def follows() -> None:
+        async for followed in follow(store, log_key(CLUSTER), following):
+            seen.append(followed.replica.state)
+
+    reader = asyncio.create_task(follows())
+    orders = set()
+    for n in range(50):
+        first, second = (storage, compute) if n % 2 else (compute, storage)
+        for each in (first, second):
+            each.say(capture("x", str(n)) if each is storage else derivation("x", str(n)))
+        for each in (storage, compute):
+            assert (await each.hears(Done)).outcomes == (CommandOutcome.APPLIED,)
+        objects = (await state_of(store)).objects
+        ids = [objects[f"{kind}/x"].dataflow_id for kind in ("capture", "derivation")]
+        assert sorted(ids) == [2 * n + 1, 2 * n + 2]
+        orders.add(ids[0] < ids[1])
+    assert orders == {True, False}
+    await eventually(lambda: seen[-1].next_id == 101)
+    reader.cancel()
+    assert seen[-1] == await state_of(store)
+    said = [row for row in following.commands() if row["command"] == "put"]
+    assert len(said) == 100
 
 
 async def test_t08_the_log_never_has_a_hello(store: Consensus, here: Served) -> None:
@@ -283,7 +290,9 @@ async def test_t15_answers_for_one_session_never_reach_the_next(here: Served) ->
 # ------------------------------------------------------------------------------ reconcile and drop
 
 
-async def test_t17_to_t20_drops_are_classified(here: Served) -> None:
+async def test_t17_to_t20_drops_are_classified(
+    here: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     gone, never = Compact(id="capture/x"), Compact(id="capture/never")
     remote = here.says(hello("a"), capture("x"), gone, COMPLETE)  # T17: both in one batch
     done = await remote.serves()
@@ -293,8 +302,11 @@ async def test_t17_to_t20_drops_are_classified(here: Served) -> None:
         (Compact(id="capture/x", since=3), CommandOutcome.DROPPED),
         (never, CommandOutcome.UNKNOWN),  # T19
     ):
+        warned = len(caplog.records)
         remote.say(command)
         assert (await remote.hears(Done)).outcomes == (outcome,)
+        assert (len(caplog.records) > warned) == (outcome is CommandOutcome.UNKNOWN)
+    assert "is about nothing" in caplog.text
 
 
 async def test_t21_t22_a_batch_drops_what_it_does_not_say_and_keeps_what_is_equal(

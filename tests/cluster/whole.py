@@ -1,4 +1,4 @@
-"""`whole.py DIRECTORY ADDRESS`: a cluster with its port, without Spark."""
+"""`whole.py FORM DIRECTORY ADDRESS`: a cluster with its port, without Spark."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.cluster.service import ClusterService, serving
-from penstock.cluster.unified import Unified
+from cluster.forms import cluster_of
 from support.deployments import deployed
 
 
-async def main(directory: Path, address: str) -> None:
-    async with deployed(directory) as here:
-        unified = Unified(await here.world(), controlled=True)
-        service = ClusterService(unified.sessions)
-        async with serving(service, listen=address, before=unified.claim):
-            await unified.run()
+async def main(form: str, directory: Path, address: str) -> None:
+    async with deployed(directory) as here, cluster_of(form, here, address) as cluster:
+        await cluster.task
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

@@ -23,7 +23,6 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.cluster.split import Split
     from penstock.cluster.unified import Unified
-    from penstock.servicekit.admin import Relations
     from penstock.servicekit.children import Child
     from penstock.servicekit.rpc.grpcio import grpc
     from penstock.servicekit.rpc.tokens import TokenFile
@@ -160,8 +159,7 @@ async def _cluster(settings: Settings, options: ClusterOptions) -> None:
             is_lent=lambda: is_taken_over(settings),
             controlled=True,
         )
-        relations = world.introspection.relations()
-        await _serve(settings, options, protection, unified, relations, spark(settings, world))
+        await _serve(settings, options, protection, unified, spark(settings, world))
         stops.ends_with(0)
 
 
@@ -178,8 +176,7 @@ async def _split(settings: Settings, options: ClusterOptions) -> None:
     protection = options.protection()
     async with deployed(settings, command="cluster", create=True) as store:
         split = Split(store, half)
-        nothing = contextlib.nullcontext()
-        await _serve(settings, options, protection, split, split.relations(), nothing)
+        await _serve(settings, options, protection, split, contextlib.nullcontext())
         stops.ends_with(0)
 
 
@@ -188,7 +185,6 @@ async def _serve(
     options: ClusterOptions,
     protection: Protection,
     host: Unified | Split,
-    relations: Relations,
     beside: AbstractAsyncContextManager[None],
 ) -> None:
     """Take what controllers say, and do it, until stopped.
@@ -200,7 +196,7 @@ async def _serve(
     tokens, credentials = protection
     service = ClusterService(host.sessions, tokens=tokens)
     async with (
-        administered(relations, options.admin_port) as admin,
+        administered(host.relations(), options.admin_port) as admin,
         serving(
             service, listen=options.listen, credentials=credentials, before=host.claim
         ) as address,
@@ -227,8 +223,8 @@ async def _half(settings: Settings, options: ClusterOptions, domain: Domain, cla
             domains=(domain,),
             claim=claim,
         )
-        relations = world.introspection.relations()
-        admin = await stack.enter_async_context(administered(relations, options.admin_port))
+        page = administered(unified.relations(), options.admin_port)
+        admin = await stack.enter_async_context(page)
         # One of both is enough for other commands.
         shared = domain is Domain.STORAGE
         await stack.enter_async_context(spark(settings, world, shared=shared))

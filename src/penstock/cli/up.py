@@ -68,15 +68,14 @@ async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> N
             deployed(settings, command="up", create=bool(settings.catalog))
         )
         world = await world_of(settings, store, install=install)
-        if admin_port is not None:
-            relations = world.introspection.relations()
-            await stack.enter_async_context(administered(relations, admin_port))
         shows_table = stderr.is_terminal
         unified = Unified(
             world,
             on_progress=_ignore if shows_table else print_transaction,
             is_lent=lambda: is_taken_over(settings),
         )
+        if admin_port is not None:
+            await stack.enter_async_context(administered(unified.relations(), admin_port))
         try:
             async with spark(settings, world):
                 with (

@@ -32,19 +32,26 @@ class Follower:
         store: Consensus,
         cluster: str,
         make_runner: MakeRunner,
+        domains: Collection[Domain],
         *,
-        domains: Collection[Domain] = tuple(Domain),
         on_move: Callable[[ClusterState], None] = lambda _: None,
+        machine: ClusterMachine,
     ) -> None:
         self._store = store
         self._key = log_key(cluster)
         self._make_runner = make_runner
         self._domains = domains
         self._on_move = on_move
+        self._machine = machine
         self._runners: dict[str, Runner] = {}
         self._before: dict[str, Runner] = {}
         """The last runner of an object that was stopped, and may not have ended."""
         self._stopping = False
+
+    @property
+    def runners(self) -> list[Runner]:
+        """One for each object that is to run."""
+        return list(self._runners.values())
 
     @property
     def reports(self) -> list[TaskReport]:
@@ -53,7 +60,7 @@ class Follower:
 
     async def run(self) -> None:
         """Follow the log until cancelled; runners go on."""
-        moves = follow(self._store, self._key, ClusterMachine())
+        moves = follow(self._store, self._key, self._machine)
         async with aclosing(moves) as states:  # type: ignore[type-var]
             async for followed in states:
                 self._on_move(followed.replica.state)

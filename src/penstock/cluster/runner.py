@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from penstock.batch import keep_running, what_went_wrong
-from penstock.cluster.state import Object, Put
+from penstock.cluster.state import Object
 from penstock.cluster.wanted import AppliedCatalog
 from penstock.consensus import entries
 from penstock.consensus.statelog import Fenced
@@ -78,6 +78,12 @@ class Runner:
         """What it does now, and did since this process runs it."""
         return self._activity.report()
 
+    @property
+    def spec(self) -> TaskSpec | None:
+        """The task as the catalog has it now; None if it has none any more."""
+        found = self._catalog.wanted.get(self.wanted.id)
+        return None if found is None else found[1]
+
     def start(self, *, after: Runner | None = None) -> None:
         """Run until stopped; `after` must have ended first, since it runs the same task."""
         self._task = asyncio.create_task(self._run(after), name=f"runner of {self.wanted.id}")
@@ -110,11 +116,12 @@ class Runner:
     async def _run(self, after: Runner | None) -> None:
         if after is not None:
             await after.ended()
+        self._activity.is_dataflow(self.wanted.dataflow_id)
         self._activity.starts()
         failures = 0
         try:
             while not self._stop.is_set():
-                spec = await self._spec()
+                spec = await self._current()
                 if spec is None:  # deleted, and the log has not heard of it yet: it will
                     await self._unless_stopped(self._catalog.after(self._catalog.version))
                     continue
@@ -146,21 +153,21 @@ class Runner:
             self._control = None
         return None
 
-    async def _spec(self) -> TaskSpec | None:
+    async def _current(self) -> TaskSpec | None:
         """The task as the catalog has it: as the log says, or as it is by now."""
         await self._unless_stopped(self._matching())
-        found = self._found()
-        return None if found is None else found[1]
+        return self.spec
 
     async def _matching(self) -> None:
         """Wait until the catalog has what the log says that it has, for a moment at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MATCH_S):
-                while (found := self._found()) is None or found[0].digest != self.wanted.digest:
+                while self._digest() != self.wanted.digest:
                     await self._catalog.after(self._catalog.version)
 
-    def _found(self) -> tuple[Put, TaskSpec] | None:
-        return self._catalog.wanted.get(self.wanted.id)
+    def _digest(self) -> str | None:
+        found = self._catalog.wanted.get(self.wanted.id)
+        return None if found is None else found[0].digest
 
     async def _pause(self, error: PenstockError, failures: int) -> None:
         """Wait until it may be worth trying again."""

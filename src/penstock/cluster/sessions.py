@@ -163,6 +163,11 @@ class Sessions:
             before.close(CloseReason.SUPERSEDED, holder)
         return None
 
+    def stage(self, domain: Domain, epoch: int) -> Stage:
+        """How far the session of this epoch is; CLOSED if it is not of this process."""
+        session = self._of.get(domain)
+        return session.stage if session is not None and session.epoch == epoch else Stage.CLOSED
+
     def forget(self, session: Session) -> None:
         """A session is over."""
         if session.domain is not None and self._of.get(session.domain) is session:

@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 from penstock.cluster.claim import check_claim, claim_cluster
 from penstock.cluster.follow import Follower
+from penstock.cluster.introspect import Row, WitnessedMachine
 from penstock.cluster.sessions import Sessions
 from penstock.cluster.state import ClusterState, Object
 from penstock.cluster.unified import MAIN
@@ -30,8 +31,6 @@ from penstock.servicekit.children import Child
 
 _ASK_S: Final = 2.0
 """Seconds that a child may take to say what it does."""
-
-Row = dict[str, Any]
 
 
 class Split:
@@ -46,6 +45,7 @@ class Split:
         self.children: Mapping[Domain, Child] = {}
         self._store = store
         self._make_child = make_child
+        self._machine = WitnessedMachine()
         self._stop = asyncio.Event()
 
     async def claim(self) -> None:
@@ -61,7 +61,9 @@ class Split:
     async def run(self) -> None:
         """Run until stopped; raises what it cannot go on after, when both have ended."""
         self.children = {each: self._make_child(each, self.sessions.claim) for each in Domain}
-        follower = Follower(self._store, MAIN, _runs_nothing, domains=(), on_move=self._observe)
+        follower = Follower(
+            self._store, MAIN, _runs_nothing, (), on_move=self._observe, machine=self._machine
+        )
         waits: list[asyncio.Task[Any]] = [
             asyncio.create_task(follower.run(), name="cluster log"),
             asyncio.create_task(self._keep(), name="processes"),
@@ -80,9 +82,17 @@ class Split:
             if isinstance(result, Exception):
                 raise result
 
-    def relations(self) -> dict[str, Callable[[], Awaitable[list[Row]]]]:
-        """Return what gives the rows of each relation, of both processes, each with its domain."""
-        return {name: partial(self._rows, name) for name in Introspection(time.time).relations()}
+    def relations(self) -> dict[str, Callable[[], list[Row] | Awaitable[list[Row]]]]:
+        """Return what gives the rows of each relation: of both processes, each with its domain.
+
+        What was said is known here.
+        """
+        asked = (*Introspection(time.time).relations(), "dataflows", "operators")
+        return {
+            **{name: partial(self._rows, name) for name in asked},
+            "sessions": lambda: self._machine.sessions(self.sessions),
+            "commands": self._machine.commands,
+        }
 
     async def _keep(self) -> None:
         await asyncio.gather(*(child.start() for child in self.children.values()))

@@ -16,6 +16,7 @@ from typing import Final
 from penstock.cluster.claim import check_claim, claim_cluster, this_process
 from penstock.cluster.controller import Controller
 from penstock.cluster.follow import Follower
+from penstock.cluster.introspect import Row, WitnessedMachine, dataflows, operators
 from penstock.cluster.runner import OnProgress, Runner
 from penstock.cluster.sessions import Sessions
 from penstock.cluster.state import ClusterState, Object
@@ -61,7 +62,10 @@ class Unified:
             if controlled
             else Controller(self._catalog, self.sessions.connect, holder=this_process())
         )
-        self._follower = Follower(store, MAIN, self._runner, domains=domains, on_move=self._observe)
+        self._machine = WitnessedMachine()
+        self._follower = Follower(
+            store, MAIN, self._runner, domains, on_move=self._observe, machine=self._machine
+        )
         self._upkeep = Upkeep(world.planner)
         self._stop = asyncio.Event()
 
@@ -69,6 +73,16 @@ class Unified:
     def reports(self) -> list[TaskReport]:
         """What each task does."""
         return self._follower.reports
+
+    def relations(self) -> dict[str, Callable[[], list[Row]]]:
+        """Return what gives the rows of each relation, from memory."""
+        return {
+            **self._world.introspection.relations(),
+            "dataflows": lambda: dataflows(self._follower.runners),
+            "operators": lambda: operators(self._follower.runners),
+            "sessions": lambda: self._machine.sessions(self.sessions),
+            "commands": self._machine.commands,
+        }
 
     def stop(self) -> None:
         """End when transactions under way are done; asked for once more, at once."""

@@ -69,6 +69,8 @@ class TaskReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: TaskKindName
     task: str
+    dataflow_id: int | None = None
+    """Known if a cluster runs it."""
     doing: Doing
     since: float
     wait: Wait | None = None
@@ -122,6 +124,7 @@ class Activity:
         self.weight = 0
         """Grows when a report would differ in more than progress."""
         self._process = process
+        self._dataflow_id: int | None = None
         self._doing: Doing = "queued"
         self._since = process.now()
         self._wait: Callable[[], Wait | None] = lambda: None
@@ -149,6 +152,10 @@ class Activity:
         """The task begins to wait, or waits no more."""
         self._moved(weighty=True)
 
+    def is_dataflow(self, dataflow_id: int) -> None:
+        """A cluster runs the task, and knows this version of it by an id."""
+        self._dataflow_id = dataflow_id
+
     def starts(self) -> None:
         """A session begins, or the task is built for one."""
         if self._doing != "starting":
@@ -165,7 +172,7 @@ class Activity:
         retry_at = None if retry_in_s is None else now + retry_in_s
         first = self._failure.first if self._failure is not None and count > 1 else now
         self._failure = failure_of(error, at=now, first=first, count=count, retry_at=retry_at)
-        self._process.add_error(self.kind, self.task, self._failure)
+        self._process.add_error(self._whose, self._failure)
         self._session_over("failed" if retry_in_s is None else "retrying")
 
     def ends(self) -> None:
@@ -220,13 +227,13 @@ class Activity:
         self._last, self._closed = done, None
         done.committed, done.jobs = now, jobs
         done.documents, done.bytes, done.stored = documents, size, stored
-        self._process.add_transaction(self.kind, self.task, self._totals.transactions, done)
+        self._process.add_transaction(self._whose, self._totals.transactions, done)
         self._moved(weighty=self._failure is not None)
         self._failure = None
 
     def ran_job(self, group: str, began: float, jobs: int, error: str | None) -> None:
         """A call that runs Spark jobs has ended."""
-        self._process.add_job(self.kind, self.task, group, began, jobs, error)
+        self._process.add_job(self._whose, group, began, jobs, error)
 
     # ------------------------------------------------------------------------------ what is shown
 
@@ -240,6 +247,7 @@ class Activity:
         return TaskReport(
             kind=self.kind,
             task=self.task,
+            dataflow_id=self._dataflow_id,
             doing=self._doing,
             since=self._since,
             wait=self._wait(),
@@ -257,6 +265,10 @@ class Activity:
             failure=self._failure,
             producer=self._producer,
         )
+
+    @property
+    def _whose(self) -> dict[str, Any]:
+        return {"kind": self.kind, "task": self.task, "dataflow_id": self._dataflow_id}
 
     def _do(self, doing: Doing) -> None:
         self._doing, self._since = doing, self._process.now()
@@ -324,22 +336,20 @@ class Introspection:
             "jobs": lambda: _newest(self._jobs),
         }
 
-    def add_transaction(
-        self, kind: TaskKindName, task: str, number: int, done: _Transaction
-    ) -> None:
+    def add_transaction(self, whose: dict[str, Any], number: int, done: _Transaction) -> None:
         """Keep a committed transaction; its phases are those of `done`, to which the tail adds."""
         row = structs.asdict(done)
-        self._transactions.append({"kind": kind, "task": task, "number": number, **row})
+        self._transactions.append({**whose, "number": number, **row})
 
-    def add_error(self, kind: TaskKindName, task: str, failure: Failure) -> None:
+    def add_error(self, whose: dict[str, Any], failure: Failure) -> None:
         """Keep an error."""
-        self._errors.append({"kind": kind, "task": task, **msgspec.to_builtins(failure)})
+        self._errors.append({**whose, **msgspec.to_builtins(failure)})
 
     def add_job(
-        self, kind: TaskKindName, task: str, group: str, began: float, jobs: int, error: str | None
+        self, whose: dict[str, Any], group: str, began: float, jobs: int, error: str | None
     ) -> None:
         """Keep a call that ran Spark jobs."""
-        row = {"kind": kind, "task": task, "group": group, "jobs": jobs, "began": began}
+        row = {**whose, "group": group, "jobs": jobs, "began": began}
         self._jobs.append({**row, "seconds": self.now() - began, "error": error})
 
 

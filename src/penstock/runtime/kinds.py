@@ -80,6 +80,20 @@ def writes_of(spec: TaskSpec) -> frozenset[str]:
     return frozenset() if isinstance(spec, MaterializationSpec) else frozenset({spec.name})
 
 
+def steps_of(spec: TaskSpec) -> list[tuple[str, str]]:
+    """Return the steps of a task in their order: what is done, and with which collection."""
+    if isinstance(spec, CaptureSpec):
+        targets = [each.target for each in spec.bindings if each.target and not each.disable]
+        return [(word, each) for each in targets for word in ("capture", "publish")]
+    if isinstance(spec, MaterializationSpec):
+        sources = [each.source.collection for each in spec.bindings if not each.disable]
+        return [(word, each) for each in sources for word in ("read", "reduce", "store")]
+    transforms = spec.derivation.transforms if spec.derivation else ()
+    read = [each.source.collection for each in transforms if not each.disable]
+    steps = [(word, each) for each in read for word in ("read", "transform")]
+    return [*steps, ("publish", spec.name)]
+
+
 def build_task(
     catalog: Catalog,
     spec: TaskSpec,

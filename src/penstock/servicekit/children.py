@@ -41,8 +41,8 @@ class Child:
         self.name = name
         self.said = ""
         """The first line that the present process has said, where it can be reached; "" before."""
-        self._command = command
-        self._env = env
+        self.command = command
+        self.env = env
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -59,8 +59,8 @@ class Child:
         self.said = ""
         self._ready = asyncio.Event()
         self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self._env,
+            *self.command,
+            env=self.env,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
