@@ -83,9 +83,12 @@ fix: .venv/dev ## fix what the formatter and the linter can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connections (SECONDS=60 each)
+SOAK := tests/chaos/test_cluster_soak.py
+chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connections (SECONDS=60 each; a cluster: 600)
 	@scripts/ensure-postgres
-	@PENSTOCK_CHAOS_SECONDS=$(or $(SECONDS),60) HYPOTHESIS_PROFILE=night $(BIN)/pytest -q -m chaos --timeout 7200 $(ARGS)
+	@PENSTOCK_CHAOS_SECONDS=$(or $(SECONDS),60) HYPOTHESIS_PROFILE=night $(BIN)/pytest -q -m chaos --timeout 7200 \
+		--ignore $(SOAK) $(ARGS)
+	@PENSTOCK_CHAOS_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -q --timeout 7200 $(SOAK) $(ARGS)
 
 proto: .venv/dev ## generate the protocol code
 	@$(BIN)/python scripts/generate_protocols.py
