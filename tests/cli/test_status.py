@@ -270,7 +270,9 @@ def test_what_tasks_do_is_served_on_loopback(deployment: Path) -> None:
                 assert isinstance(found, dict)
                 return found
 
-        assert get("") == {"relations": ["errors", "jobs", "tasks", "transactions"]}
+        of_tasks = ["errors", "jobs", "tasks", "transactions"]
+        of_log = ["commands", "dataflows", "operators", "sessions"]
+        assert get("") == {"relations": sorted(of_tasks + of_log)}
         tasks = get("/tasks")
         assert {row["task"] for row in tasks["rows"]} == {"acme/views", "acme/copies"}
         assert tasks["truncated"] is False
