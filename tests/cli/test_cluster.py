@@ -116,12 +116,15 @@ def test_a_controller_is_refused_what_cannot_be_meant(
 
 
 def test_a_controller_says_what_it_waits_for_and_ends_when_it_is_told(tmp_path: Path) -> None:
+    asyncio.run(claims(tmp_path))  # it makes the stores, and applies nothing
     (tmp_path / "catalog.yaml").write_text(json.dumps(catalog_of("a")))
-    done(tmp_path, "apply", "catalog.yaml")
-    nobody = f"grpc://127.0.0.1:{free_port()}"
-    controller = Command(tmp_path, "controller", "--cluster", nobody)
-    controller.until_it_says(f"waiting for {nobody}")
-    assert controller.stopped(signal.SIGTERM) == 0
+    nobody = ("controller", "--cluster", f"grpc://127.0.0.1:{free_port()}")
+    first = Command(tmp_path, *nobody)
+    first.until_it_says("waiting for a catalog: penstock apply")
+    second = Command(tmp_path, *nobody, "--catalog", "catalog.yaml")
+    second.until_it_says(f"waiting for {nobody[-1]}")
+    for each in (first, second):
+        assert each.stopped(signal.SIGTERM) == 0
 
 
 @pytest.mark.parametrize("form", ["--unified-runtime", "--no-unified-runtime"])
@@ -145,6 +148,7 @@ def test_a_cluster_whose_port_is_taken_says_so_and_takes_nothing_over(
 
 
 async def claims(directory: Path) -> int:
+    (directory / ".penstock").mkdir(exist_ok=True)
     store = await open_consensus(sqlite_url(directory / ".penstock" / "consensus.db"))
     try:
         return (await load(store, log_key(MAIN), ClusterMachine())).state.claim

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli.apply import applied_first, summary
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
-from penstock.cli.stores import current_catalog, opened
+from penstock.cli.stores import opened
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ async def _control(settings: Settings, address: ServiceAddress) -> None:
 
     stopping = asyncio.Event()
     async with opened(settings, create=bool(settings.catalog)) as store:
-        await current_catalog(store, settings)
+        if settings.catalog:
+            applied = await applied_first(store, settings.catalog)
+            stderr.print(summary(applied, dry_run=False), markup=False)
         catalog = AppliedCatalog(store)
         cluster = RemoteCluster(address)
         controller = Controller(catalog, cluster.connect, holder=this_process())

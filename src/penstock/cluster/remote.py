@@ -131,7 +131,7 @@ class RemoteSession:
         details = mask(error.details() or error.code().name)
         match error.code():
             case grpc.StatusCode.UNAUTHENTICATED if not self._opened:
-                fix = "name a file with a valid token: ?token_file=FILE in the URL"
+                fix = "name a file with a valid token in the URL, as token_file"
                 return Closed(reason=CloseReason.REFUSED, detail=f"{at}: {details}: {fix}")
             case grpc.StatusCode.UNIMPLEMENTED:
                 fix = "give the address that penstock cluster has printed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -89,12 +90,25 @@ def bind_server(
 
     A Unix socket is a host with the port 0; its file exists while the block runs.
     """
-    if (socket := socket_of(listen)) is None:
-        yield parse_listen(listen)[0], _bind(server, listen, credentials)
+    if (path := socket_of(listen)) is None:
+        host, port = parse_listen(listen)
+        _check_free(host, port, listen)
+        yield host, _bind(server, listen, credentials)
         return
-    at = f"unix:{socket}"
-    with socket_file(socket, lambda: _bind(server, at, None), tokens=tokens is not None):
+    at = f"unix:{path}"
+    with socket_file(path, lambda: _bind(server, at, None), tokens=tokens is not None):
         yield at, 0
+
+
+def _check_free(host: str, port: int, listen: str) -> None:
+    """Ask the system first: it says what is wrong, which gRPC does not hand on."""
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {listen}", why=error.strerror, fix="choose a free port"
+        ) from error
 
 
 def _bind(server: aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
