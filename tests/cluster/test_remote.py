@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -219,6 +220,39 @@ async def test_a_wrong_token_is_said_to_be_wrong(
         right = f"?token_file={tmp_path / 'right'}"
         async with controller(here, address, right):
             await running.until(lambda: running.tasks == ["acme/a-files"])
+
+
+async def test_a_token_that_is_rotated_costs_its_controller_a_reconnect(
+    here: Deployment, address: str, tmp_path: Path
+) -> None:
+    def rotate(token: str) -> None:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        for name, text in {"token": token, "tokens": f"it apply cluster/ {digest}\n"}.items():
+            new = tmp_path / f"{name}.new"
+            new.write_text(text)
+            new.chmod(0o600)
+            new.rename(tmp_path / name)
+
+    rotate("t-first")
+    await here.apply(catalog_of("a"))
+    options = f"?token_file={tmp_path / 'token'}"
+    async with (
+        cluster(here, address, TokenFile(tmp_path / "tokens")) as running,
+        controller(here, address, options) as (made, _),
+    ):
+        await initialized(made)
+        before = await here.state()
+        rotate("t-second")
+        await here.apply(catalog_of("b"))
+        await running.until(lambda: running.tasks == ["acme/b-files"])
+        deadline = time.monotonic() + SOON_S
+        while (now := await here.state()).epoch_of(Domain.STORAGE) == before.epoch_of(
+            Domain.STORAGE
+        ):
+            assert time.monotonic() < deadline, now
+            await asyncio.sleep(0.05)
+        await here.apply(catalog_of("c"))
+        await running.until(lambda: running.tasks == ["acme/c-files"])
 
 
 async def test_a_controller_of_another_release_is_told_so(

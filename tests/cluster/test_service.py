@@ -6,6 +6,7 @@ The numbers are those of the scenarios that every cluster has to stand (reconnec
 from __future__ import annotations
 
 import asyncio
+import datetime
 import hashlib
 import time
 from collections.abc import AsyncIterator
@@ -526,6 +527,34 @@ async def test_tls(store: Consensus, tmp_path: Path) -> None:
     async with served(store, credentials=credentials) as cluster:
         await cluster.says(hello("a"), COMPLETE, options=f"?ca={cert}").serves()
         for options in ("", f"?ca={other}"):
+            closed = await cluster.says(hello("b"), options=options).hears(Closed)
+            assert closed.reason is CloseReason.FAILED
+
+
+async def test_a_token_whose_time_is_over_ends_its_open_stream(
+    store: Consensus, tmp_path: Path
+) -> None:
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
+    until = f" until={ends.isoformat()}\n"
+    file = write_secret(tmp_path / "tokens", line("short", "t-short").strip() + until)
+    token = write_secret(tmp_path / "token", "t-short")
+    async with served(store, tokens=TokenFile(file)) as cluster:
+        remote = cluster.says(hello("a"), COMPLETE, options=f"?token_file={token}")
+        await remote.serves()
+        assert "not in force" in (await remote.hears(Closed)).detail
+        again = cluster.says(hello("b"), options=f"?token_file={token}")
+        assert "the token has expired" in (await again.hears(Closed)).detail
+
+
+async def test_certificates_of_clients(store: Consensus, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "cluster")
+    client, client_key = certificate(tmp_path, "client")
+    stranger, stranger_key = certificate(tmp_path, "stranger")
+    credentials = server_credentials(cert, key, client)
+    async with served(store, credentials=credentials) as cluster:
+        known = f"?ca={cert}&cert={client}&key={client_key}"
+        await cluster.says(hello("a"), COMPLETE, options=known).serves()
+        for options in (f"?ca={cert}", f"?ca={cert}&cert={stranger}&key={stranger_key}"):
             closed = await cluster.says(hello("b"), options=options).hears(Closed)
             assert closed.reason is CloseReason.FAILED
 
