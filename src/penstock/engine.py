@@ -234,6 +234,23 @@ def close_spark(*, timeout_s: float = 30) -> None:
         SparkContext._jvm = None  # noqa: SLF001
 
 
+class SparkLost(Unavailable):
+    """The JVM of this process is gone, and cannot be replaced within it."""
+
+    exit_code = 5
+
+
+def spark_is_lost() -> bool:
+    """True if the JVM that this process has started has ended, and nobody has closed it."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway  # noqa: SLF001 - pyspark has no public way to its JVM
+    process = getattr(gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
 def peak_rss_bytes() -> int | None:
     """The most memory that the JVM of the process's session had resident; None if not known."""
     from pyspark import SparkContext

@@ -159,7 +159,7 @@ async def _cluster(settings: Settings, options: ClusterOptions) -> None:
             is_lent=lambda: is_taken_over(settings),
             controlled=True,
         )
-        await _serve(settings, options, protection, unified, spark(settings, world))
+        await _serve(settings, options, protection, unified, spark(settings, world, unified.stop))
         stops.ends_with(0)
 
 
@@ -227,7 +227,7 @@ async def _half(settings: Settings, options: ClusterOptions, domain: Domain, cla
         admin = await stack.enter_async_context(page)
         # One of both is enough for other commands.
         shared = domain is Domain.STORAGE
-        await stack.enter_async_context(spark(settings, world, shared=shared))
+        await stack.enter_async_context(spark(settings, world, unified.stop, shared=shared))
         stdout.print(f"the {domain} domain admin {admin}", markup=False)
         stdout.file.flush()
         with stops.finishing(unified.stop):

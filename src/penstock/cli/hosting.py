@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.apply import applied_first, summary
 from penstock.cli.frame import stderr
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.runtime.control import TransactionSummary
     from penstock.runtime.introspection import TaskReport
     from penstock.runtime.session import World
+
+_LOOK_S: Final = 1.0
 
 
 @contextlib.asynccontextmanager
@@ -49,16 +51,42 @@ async def world_of(settings: Settings, store: Consensus, *, install: bool) -> Wo
 
 
 @contextlib.asynccontextmanager
-async def spark(settings: Settings, world: World, *, shared: bool = True) -> AsyncIterator[None]:
-    """Within this, Spark is there for tasks, and for other commands if it is shared."""
+async def spark(
+    settings: Settings, world: World, stop: Callable[[], None], *, shared: bool = True
+) -> AsyncIterator[None]:
+    """Within this, Spark is there for tasks, and for other commands if it is shared.
+
+    If its JVM ends, `stop` is called, and `SparkLost` is raised in the end: the next process has
+    another one, and goes on.
+    """
+    from penstock.engine import SparkLost
     from penstock.warm.host import WarmHost
 
     warming = asyncio.create_task(_start_spark(world), name="Spark")
+    watching = asyncio.create_task(_until_lost(stop), name="watching Spark")
     try:
         async with WarmHost(settings) if shared else contextlib.nullcontext():
             yield
     finally:
-        warming.cancel()
+        for task in (warming, watching):
+            task.cancel()
+    if watching.done() and not watching.cancelled():
+        raise SparkLost(
+            "Spark's JVM has ended, and this process ends with it",
+            why="it was killed, or has run out of memory",
+            fix="start it again: everything goes on from its last transaction. Give it more memory "
+            "with --conf spark.driver.memory=4g if that happens again",
+        )
+
+
+async def _until_lost(stop: Callable[[], None]) -> None:
+    """End all tasks at once when the JVM has ended: what they begin now cannot end well."""
+    from penstock.engine import spark_is_lost
+
+    while not spark_is_lost():  # noqa: ASYNC110 - a process that ends sets no event
+        await asyncio.sleep(_LOOK_S)
+    for _ in range(2):
+        stop()
 
 
 async def _start_spark(world: World) -> None:

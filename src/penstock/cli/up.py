@@ -77,7 +77,7 @@ async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> N
         if admin_port is not None:
             await stack.enter_async_context(administered(unified.relations(), admin_port))
         try:
-            async with spark(settings, world):
+            async with spark(settings, world, unified.stop):
                 with (
                     _table(settings, lambda: unified.reports, shown=shows_table),
                     finishing(unified.stop),
