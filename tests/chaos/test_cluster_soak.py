@@ -138,6 +138,16 @@ class Stack:
         self.cluster.process.wait()
         self.cluster = self._start_cluster()
 
+    def kill_spark(self) -> None:
+        """One JVM: the process that has it ends, and is started again by its parent if it has one."""
+        killed = _java_below(self.cluster.process.pid)[:1]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        if killed and self._form == "unified":
+            assert self.cluster.process.wait(LATER_S) == 5, self.cluster.said
+            assert "Spark's JVM has ended" in self.cluster.said
+            self.cluster = self._start_cluster()
+
     def kill_controller(self) -> None:
         self.controller.process.kill()
         self.controller.process.wait()
@@ -255,7 +265,7 @@ async def test_t48_every_part_is_killed_and_everything_is_exact(
             def disturbances() -> list[Callable[[], object]]:
                 some: list[Callable[[], object]] = [
                     stack.kill_controller, stack.kill_persistd, stack.kill_postgres,
-                    stack.storm, stack.kill_cluster,
+                    stack.storm, stack.kill_cluster, *([stack.kill_spark] if LONG else []),
                 ]  # fmt: skip
                 chance.shuffle(some)
                 return some
@@ -300,6 +310,23 @@ async def test_t48_every_part_is_killed_and_everything_is_exact(
             finally:
                 stack.kill()
     print(f"seed {seed}: {count} documents, {changes.made} catalogs, {counts}")  # noqa: T201
+
+
+def _java_below(pid: int) -> list[int]:
+    """The JVMs that a process, or one that it has started, has started."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            name, _, rest = (entry / "stat").read_text().rpartition(")")
+            parents[int(entry.name)] = (int(rest.split()[1]), name.endswith("(java"))
+    found = []
+    for each, (_, is_java) in parents.items():
+        above = each
+        while above in parents and above != pid:
+            above = parents[above][0]
+        if above == pid and is_java:
+            found.append(each)
+    return sorted(found)
 
 
 def arrived(directory: Path, count: int) -> Callable[[], Awaitable[bool]]:
