@@ -139,7 +139,7 @@ class Stack:
         self.cluster = self._start_cluster()
 
     def kill_spark(self) -> None:
-        """One JVM: the process that has it ends, and is started again by its parent if it has one."""
+        """One JVM: its process ends, and is started again, by its parent if it has one."""
         killed = _java_below(self.cluster.process.pid)[:1]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
