@@ -271,7 +271,7 @@ def test_what_tasks_do_is_served_on_loopback(deployment: Path) -> None:
                 return found
 
         of_tasks = ["errors", "jobs", "tasks", "transactions"]
-        of_log = ["commands", "dataflows", "operators", "sessions"]
+        of_log = ["commands", "dataflows", "frontiers", "operators", "sessions"]
         assert get("") == {"relations": sorted(of_tasks + of_log)}
         tasks = get("/tasks")
         assert {row["task"] for row in tasks["rows"]} == {"acme/views", "acme/copies"}

@@ -73,6 +73,10 @@ async def test_t01_t40_both_domains_are_shown_as_one_with_ids_of_one_log(
         }  # fmt: skip
         shown = {row["task"]: row["dataflow_id"] for row in await cluster.rows("tasks")}
         assert shown == {row["task"]: row["dataflow_id"] for row in dataflows}
+        far = await cluster.rows("frontiers")
+        assert {row["dataflow_id"]: row["lag_docs"] for row in far} == {
+            each: None if by_id[each] == "storage" else 0 for each in by_id
+        }
         sessions = await cluster.rows("sessions")
         assert {row["domain"]: row["stage"] for row in sessions} == {
             "storage": "serving",

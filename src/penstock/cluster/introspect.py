@@ -7,7 +7,7 @@ of both domains, and of both processes of a split cluster, are told apart by the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from penstock.cluster.runner import Runner
@@ -27,6 +27,7 @@ from penstock.cluster.state import (
 )
 from penstock.runtime.kinds import steps_of
 from penstock.scope import Work
+from penstock.status import TaskStatus
 
 COMMANDS_MAX: Final = 1_000
 """Kept, the newest of them."""
@@ -34,7 +35,11 @@ COMMANDS_MAX: Final = 1_000
 OPERATOR_BITS: Final = 20
 """An operator's id is that of its dataflow, and its number there in so many bits."""
 
+OF_TASKS: Final = ("dataflows", "operators", "frontiers")
+"""Relations of what a process runs; those of what was said are the same everywhere."""
+
 Row = dict[str, Any]
+Rows = Callable[[], list[Row] | Awaitable[list[Row]]]
 
 
 class WitnessedMachine(ClusterMachine):
@@ -112,6 +117,24 @@ def dataflows(runners: Iterable[Runner]) -> list[Row]:
             "since": runner.report.since,
         }
         for runner in runners
+    ]
+
+
+def frontiers(runners: Iterable[Runner], found: Iterable[TaskStatus]) -> list[Row]:
+    """Return how far each of what runs has come, and what lies before it."""
+    by_task = {(each.kind, each.task): each for each in found}
+    return [
+        {
+            "dataflow_id": runner.wanted.dataflow_id,
+            "object": runner.wanted.id,
+            "since": runner.wanted.since,
+            "committed": status.last_commit,
+            "lag_docs": status.lag_docs,
+            "lag_bytes": status.lag_bytes,
+            "lag_seconds": status.lag_seconds,
+        }
+        for runner in runners
+        if (status := by_task.get((runner.wanted.kind, runner.wanted.name))) is not None
     ]
 
 

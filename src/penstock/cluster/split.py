@@ -12,14 +12,14 @@ import asyncio
 import json
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Final, NoReturn
 
 from penstock.cluster.claim import check_claim, claim_cluster
 from penstock.cluster.follow import Follower
-from penstock.cluster.introspect import Row, WitnessedMachine
+from penstock.cluster.introspect import OF_TASKS, Row, Rows, WitnessedMachine
 from penstock.cluster.sessions import Sessions
 from penstock.cluster.state import ClusterState, Object
 from penstock.cluster.unified import MAIN
@@ -82,12 +82,12 @@ class Split:
             if isinstance(result, Exception):
                 raise result
 
-    def relations(self) -> dict[str, Callable[[], list[Row] | Awaitable[list[Row]]]]:
+    def relations(self) -> dict[str, Rows]:
         """Return what gives the rows of each relation: of both processes, each with its domain.
 
         What was said is known here.
         """
-        asked = (*Introspection(time.time).relations(), "dataflows", "operators")
+        asked = (*Introspection(time.time).relations(), *OF_TASKS)
         return {
             **{name: partial(self._rows, name) for name in asked},
             "sessions": lambda: self._machine.sessions(self.sessions),

@@ -16,19 +16,24 @@ from typing import Final
 from penstock.cluster.claim import check_claim, claim_cluster, this_process
 from penstock.cluster.controller import Controller
 from penstock.cluster.follow import Follower
-from penstock.cluster.introspect import Row, WitnessedMachine, dataflows, operators
+from penstock.cluster.introspect import Row, Rows, WitnessedMachine, dataflows, frontiers, operators
 from penstock.cluster.runner import OnProgress, Runner
 from penstock.cluster.sessions import Sessions
 from penstock.cluster.state import ClusterState, Object
 from penstock.cluster.upkeep import Upkeep
 from penstock.cluster.wanted import AppliedCatalog
+from penstock.errors import PenstockError
 from penstock.model.domain import Domain
 from penstock.runtime.introspection import TaskReport
 from penstock.runtime.reports import reporting
 from penstock.runtime.session import World
+from penstock.status import statuses
 
 MAIN: Final = "main"
 """The cluster of a deployment that has no other."""
+
+_ASK_S: Final = 1.5
+"""Seconds that the store may take to say how far tasks are."""
 
 
 class Unified:
@@ -74,12 +79,13 @@ class Unified:
         """What each task does."""
         return self._follower.reports
 
-    def relations(self) -> dict[str, Callable[[], list[Row]]]:
-        """Return what gives the rows of each relation, from memory."""
+    def relations(self) -> dict[str, Rows]:
+        """Return what gives the rows of each relation, without Spark."""
         return {
             **self._world.introspection.relations(),
             "dataflows": lambda: dataflows(self._follower.runners),
             "operators": lambda: operators(self._follower.runners),
+            "frontiers": self._frontiers,
             "sessions": lambda: self._machine.sessions(self.sessions),
             "commands": self._machine.commands,
         }
@@ -128,6 +134,14 @@ class Unified:
             # What was to run when the process before this one ended may be out of date.
             await self._controller.initialized()
         await self._follower.run()
+
+    async def _frontiers(self) -> list[Row]:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                found = await statuses(self._store, self._catalog.catalog)
+        except (PenstockError, TimeoutError):  # the store is away, which others say
+            return []
+        return frontiers(self._follower.runners, found)
 
     def _observe(self, state: ClusterState) -> None:
         self.sessions.observe(state)
