@@ -174,6 +174,7 @@ class Stack:
 
     async def storm(self) -> None:
         """Sessions of both domains, one after the other; then the controller is back."""
+        await until(self._is_controlled, self)
         remotes = [
             Remote(self.url, *first_words(domain, f"{n} {time.monotonic_ns() % 10**9}")[:1])
             for n in range(10)
@@ -186,6 +187,15 @@ class Stack:
         await asyncio.to_thread(self.controller.process.wait, LATER_S)
         assert "another controller speaks to this cluster now" in self.controller.said
         self.controller = self._start_controller()
+
+    async def _is_controlled(self) -> bool:
+        """True if our controller has said everything."""
+        serving = f"process {self.controller.process.pid} on "
+        with contextlib.suppress(OSError):
+            found = await asyncio.to_thread(self.rows, "sessions")
+            held = [row for row in found if row["holder"].startswith(serving)]
+            return [row["stage"] for row in held] == ["serving"] * len(Domain)
+        return False
 
     def rows(self, relation: str) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{self._admin}/introspection/v1/{relation}"
