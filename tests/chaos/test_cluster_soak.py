@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import psycopg
 import pytest
 
 from chaos.process_tree import choose_seed
@@ -159,6 +160,11 @@ class Stack:
 
     def kill_postgres(self) -> None:
         self.postgres.kill()
+        for _ in range(20):  # what its backends share is freed when the last of them is gone
+            time.sleep(0.3)
+            with contextlib.suppress(psycopg.OperationalError):
+                self.postgres.start()
+                return
         self.postgres.start()
 
     def stop(self) -> None:
