@@ -139,13 +139,15 @@ class Stack:
         self.cluster.process.wait()
         self.cluster = self._start_cluster()
 
-    def kill_spark(self) -> None:
+    async def kill_spark(self) -> None:
         """One JVM: its process ends, and is started again, by its parent if it has one."""
+        await until(self._uses_spark, self)  # one that dies while it starts is replaced
         killed = _java_below(self.cluster.process.pid)[:1]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         if killed and self._form == "unified":
-            assert self.cluster.process.wait(LATER_S) == 5, self.cluster.said
+            code = await asyncio.to_thread(self.cluster.process.wait, LATER_S)
+            assert code == 5, self.cluster.said
             assert "Spark's JVM has ended" in self.cluster.said
             self.cluster = self._start_cluster()
 
@@ -193,6 +195,12 @@ class Stack:
         await asyncio.to_thread(self.controller.process.wait, LATER_S)
         assert "another controller speaks to this cluster now" in self.controller.said
         self.controller = self._start_controller()
+
+    async def _uses_spark(self) -> bool:
+        with contextlib.suppress(OSError):
+            found = await asyncio.to_thread(self.rows, "tasks")
+            return any(r["kind"] != "capture" and r.get("transactions") for r in found)
+        return False
 
     async def _is_controlled(self) -> bool:
         """True if our controller has said everything."""
