@@ -228,13 +228,14 @@ class DeriveJobs:
         states: States,
         *,
         among: bool,
+        few: bool,
     ) -> Reading:
         """Plan to read the documents of one binding, with the stamps that order them."""
         columns = self._task.columns.get(binding.index)
         if refusals.are_foreign(binding, deliveries):
             columns = None
         if among or self._task.engine is not None:
-            return await reader.reading(binding, deliveries, states, columns=columns)
+            return await reader.reading(binding, deliveries, states, columns=columns, few_here=few)
         placed = arranged(deliveries, delay=binding.read_delay)
         return await reader.reading(
             binding,
@@ -242,6 +243,7 @@ class DeriveJobs:
             states,
             columns=columns,
             stamps=stamps_for(self._task.source_root(binding), placed.order),
+            few_here=few,
         )
 
     def _checked(
@@ -262,11 +264,13 @@ class DeriveJobs:
         opened = await self._open(txn)
         deliveries = txn.deliveries()
         among = len(self._task.bindings) > 1
+        few = txn.read_bytes <= SMALL_BYTES and runs_here(self._runner.spark)
         readings = {
-            at: await self._reading(opened.slice, self._bindings[at], some, states, among=among)
+            at: await self._reading(
+                opened.slice, self._bindings[at], some, states, among=among, few=few
+            )
             for at, some in deliveries.items()
         }
-        few = txn.read_bytes <= SMALL_BYTES and runs_here(self._runner.spark)
         publisher = self._publisher
         if few or publisher is None:
             batches = await self._runner.in_spark(
