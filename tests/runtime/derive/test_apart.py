@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.runtime.derive import publish_jobs, transaction_jobs
+from penstock.runtime import reading
+from penstock.runtime.derive import publish_jobs
 from penstock.runtime.derive.target import DerivedTarget
 from runtime.derive.deriving import caught_up
 from runtime.sessions import Place
@@ -38,7 +39,7 @@ def place(
     request: pytest.FixtureRequest,
 ) -> Place:
     if request.param == "large":
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
     place = Place(tmp_path, spark)
     transform = {
         "name": "fromNumbers",

@@ -15,9 +15,8 @@ from penstock.catalog import desired
 from penstock.journal.publisher import Publisher, PublisherOptions
 from penstock.journal.transaction import BatchLimits
 from penstock.model.clock import Clock, duration
-from penstock.runtime import session
+from penstock.runtime import reading, session
 from penstock.runtime.control import TransactionSummary
-from penstock.runtime.derive import transaction_jobs
 from penstock.runtime.session import World
 from runtime.crash_world import CRASHED
 from runtime.derive.crash_deployment import Pipeline
@@ -115,7 +114,7 @@ def test_a_derived_collection_has_partitions_and_its_readers_select_them(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     if not small:
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
     place = Place(tmp_path, spark)
     place.apply(LEDGER, {})
     for start in (0, 30):

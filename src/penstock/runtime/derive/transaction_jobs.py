@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from penstock.shuffle.binding import Binding
     from penstock.shuffle.slice import Reading, Slice
 
-SMALL_BYTES: Final = 4 << 20
-"""Stored size of documents up to which a transaction is small; what it publishes is hardly more."""
-
 COMBINE_NEXT: Final = 100
 """Small transactions that are combined at once, after one that had several documents of a key."""
 
@@ -264,7 +261,7 @@ class DeriveJobs:
         opened = await self._open(txn)
         deliveries = txn.deliveries()
         among = len(self._task.bindings) > 1
-        few = txn.read_bytes <= SMALL_BYTES and runs_here(self._runner.spark)
+        few = txn.is_small and runs_here(self._runner.spark)
         readings = {
             at: await self._reading(
                 opened.slice, self._bindings[at], some, states, among=among, few=few
@@ -479,7 +476,7 @@ class DeriveJobs:
 
         def run() -> list[row_jobs.ShardResult]:
             return row_jobs.sharded(
-                reader.exchange(frames, few=txn.read_bytes <= SMALL_BYTES),
+                reader.exchange(frames, few=txn.is_small),
                 engine,
                 sources,
                 self._row_target(),
