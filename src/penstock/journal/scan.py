@@ -83,7 +83,7 @@ VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
 CHECKS_AT_ONCE: Final = 8
 """Objects that are looked at by as many threads while a scan is planned."""
 
-LOCAL_ROWS_MAX: Final = 50_000
+LOCAL_ROWS_MAX: Final = 100_000
 LOCAL_BYTES_MAX: Final = 1 << 20
 LOCAL_PIECES_MAX: Final = 1024
 """Inline rows that the driver decodes itself: far less work than to start Python in a task."""

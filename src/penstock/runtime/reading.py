@@ -19,7 +19,7 @@ from penstock.runtime.machine import Leader, State
 from penstock.runtime.protocol import Event
 from penstock.shuffle.delivery import Checkpoint, Delivery
 
-SMALL_DOCS: Final = 50_000
+SMALL_DOCS: Final = 100_000
 SMALL_BYTES: Final = 4 << 20
 """Documents and their stored size up to which a transaction is small: more than one task would cost
 more than they save."""

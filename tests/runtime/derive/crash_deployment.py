@@ -15,7 +15,7 @@ from penstock.batch import make_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.consensus.open import open_consensus
 from penstock.runtime import reading
-from penstock.runtime.derive import row_jobs
+from penstock.runtime.derive import row_jobs, transaction_jobs
 from runtime.crash_world import Deployment
 
 Document = dict[str, Any]
@@ -162,6 +162,7 @@ class Pipeline(Deployment):
             os.chdir(self.directory)
             if self.through_tasks:
                 reading.SMALL_BYTES = row_jobs.INLINE_BYTES = -1  # type: ignore[misc]
+                transaction_jobs.HERE_BYTES = -1  # type: ignore[misc]
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)

@@ -1,9 +1,9 @@
 """The Spark job of a derivation's transaction: from its checkpoints to published documents.
 
 Transforms that keep no state are one native query, or a map in Python workers, over all documents
-of the transaction. What they publish is checked, combined by key, redacted, and staged as fragments
-by tasks, which the leader adopts; a small transaction's documents come to the leader, by a query
-that is planned once (`runtime/prepared.py`).
+of the transaction. What they publish is checked, combined by key, redacted, and staged as
+fragments, which the leader adopts: by tasks if there is much of it. A small transaction's documents
+come to the leader by a query that is planned once (`runtime/prepared.py`).
 
 Transforms that keep state run in one task per shard, over its documents in order
 (`row_jobs.sharded`).
@@ -60,6 +60,11 @@ if TYPE_CHECKING:
 
 COMBINE_NEXT: Final = 100
 """Small transactions that are combined at once, after one that had several documents of a key."""
+
+HERE_DOCS: Final = 4_000_000
+HERE_BYTES: Final = 16 << 20
+"""Documents and their stored size up to which what lambdas make of them may come to the leader: a
+task has all that it answers in memory."""
 
 APART_MAX: Final = 8_000_000
 """Documents of a transaction whose key hashes the leader compares, at eight bytes each."""
@@ -275,26 +280,33 @@ class DeriveJobs:
             )
             return TransformOutcome(batches=batches)
         staging = await publisher.staging(TARGET)
+        here = (
+            txn.read_docs <= HERE_DOCS
+            and txn.read_bytes <= HERE_BYTES
+            and self._task.engine is None
+            and not any(self._task.lambdas[at].multiplies for at in deliveries)
+            and runs_here(self._runner.spark)
+        )
 
-        def stage(*, apart: bool) -> TransformOutcome:
+        def staged(*, apart: bool) -> TransformOutcome:
             from penstock.runtime.derive import publish_jobs
 
             published = self._published(opened, deliveries, _frames(readings))
             way = opened.publishing
             documents = way.apart(published) if apart else way.documents(published, few=False)
+            stage = publish_jobs.stage_here if here else publish_jobs.stage
             with opened.errors(), way.explaining(lambda: published):
-                staged = publish_jobs.stage(documents, staging)
-            return TransformOutcome(staged=staged)
+                return TransformOutcome(staged=stage(documents, staging))
 
         if not self._may_be_apart(txn, among=among):
-            return await self._runner.in_spark(lambda: stage(apart=False))
+            return await self._runner.in_spark(lambda: staged(apart=False))
         from penstock.runtime.derive.publish_jobs import RepeatedKeys
 
         try:
-            return await self._runner.in_spark(lambda: stage(apart=True))
+            return await self._runner.in_spark(lambda: staged(apart=True))
         except RepeatedKeys:
             self._repeats_keys = True  # as the next transactions will
-            return await self._runner.in_spark(lambda: stage(apart=False))
+            return await self._runner.in_spark(lambda: staged(apart=False))
 
     def _may_be_apart(self, txn: DeriveTransaction, *, among: bool) -> bool:
         """True if it is worth a try to publish documents in no order: see `Publishing.apart`."""
