@@ -26,7 +26,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             app_name="penstock-tests",
             conf={
                 "spark.sql.shuffle.partitions": "3",
-                "spark.driver.memory": "1g",
+                # What forks that crash hold of the JVM stays there until it ends.
+                "spark.driver.memory": "2g",
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },
             log_dir=tmp_path_factory.mktemp("spark"),

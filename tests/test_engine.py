@@ -19,6 +19,7 @@ from penstock.engine import (
     _java_version,
     _parallelism,
     _protection,
+    _workers,
     find_java,
     open_spark,
 )
@@ -142,6 +143,27 @@ def test_a_session_that_another_thread_opened_is_closed_and_opened_again() -> No
             close_spark()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=300)
+
+
+@pytest.mark.spark
+def test_workers_have_imported_what_tasks_need(spark: SparkSession) -> None:
+    def imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        names = ["pandas", "penstock.runtime.derive.publish_jobs", "pyarrow.parquet"]
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict(
+                {"there": [all(name in sys.modules for name in names)] * batch.num_rows}
+            )
+
+    rows = spark.range(2, numPartitions=2).mapInArrow(imported, "there boolean").collect()
+    assert [row["there"] for row in rows] == [True, True]
+
+
+def test_only_workers_of_this_machine_are_sure_to_have_the_package() -> None:
+    assert _workers("local[2]") == {"spark.python.daemon.module": "penstock.worker_daemon"}
+    for master in ("local-cluster[2,1,1024]", "spark://h:7077", "yarn"):
+        assert _workers(master) == {}
 
 
 @pytest.mark.spark

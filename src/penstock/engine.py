@@ -72,9 +72,13 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "8",
     # What a task scans it may have to sort: much smaller tasks cost time, larger ones memory.
     "spark.sql.files.maxPartitionBytes": str(32 << 20),
+    # An object is read in a moment: counted as more, a few of them would be one task too many.
+    "spark.sql.files.openCostInBytes": str(1 << 20),
     # Adaptive execution runs every exchange as a job of its own, and plans again after each: more
     # than it saves a transaction. And partitions are shards, which must stay as they are.
     "spark.sql.adaptive.enabled": "false",
+    # What Spark says of its tasks is as it is now, or those that run seem to wait for a slot.
+    "spark.ui.liveUpdate.period": "0",
     # A scan names its objects: to look them up takes less than a job with a task for each of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
 }
@@ -180,6 +184,7 @@ def _start(options: EngineOptions) -> SparkSession:
         **_DEFAULTS,
         **_parallelism(options.master),
         **_protection(options.master),
+        **_workers(options.master),
         **_java_options(options, class_archive(java)),
         **_FIXED,
     }
@@ -280,6 +285,12 @@ def _parallelism(master: str) -> dict[str, str]:
         return {}
     cores = os.cpu_count() or 1 if found[1] == "*" else int(found[1])
     return {"spark.sql.shuffle.partitions": str(_PARTITIONS_PER_CORE * cores)}
+
+
+def _workers(master: str) -> dict[str, str]:
+    """Where this package is sure to be installed, workers need not import it one by one."""
+    here = re.fullmatch(r"local(\[[^\]]*\])?", master) is not None
+    return {"spark.python.daemon.module": "penstock.worker_daemon"} if here else {}
 
 
 def _protection(master: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from penstock.journal import fragments as module
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.committed import VisibleRows
 from penstock.journal.fragments import (
+    DICTIONARY_BYTES,
     FEW_ROWS,
     FragmentLayout,
     FragmentWriter,
@@ -238,7 +239,7 @@ def test_the_collection_chooses_the_codec(blobs: BlobStore, tmp_path: Path, code
 
 
 def test_few_rows_are_written_as_what_is_read_soonest(blobs: BlobStore, tmp_path: Path) -> None:
-    """Integers by their differences; no dictionaries and no statistics, whatever the column."""
+    """Integers by their differences; few rows without dictionaries, compression or statistics."""
     for count in (FEW_ROWS - 1, FEW_ROWS):
         few = count < FEW_ROWS
         with FragmentWriter(blobs, "c", LAYOUT, "a", inline=False) as writer:
@@ -246,16 +247,36 @@ def test_few_rows_are_written_as_what_is_read_soonest(blobs: BlobStore, tmp_path
             fragment = written(writer.finish())
         assert isinstance(fragment.at, Blob)
         *documents, _, producer, flags = _columns(tmp_path / fragment.at.path)
-        assert {column.has_dictionary_page for column in documents} == {not few}
         assert {column.is_stats_set for column in documents} == {not few}
         for column in documents:
-            packed = few and column.physical_type in ("INT32", "INT64")
+            packed = column.physical_type in ("INT32", "INT64")
             assert ("DELTA_BINARY_PACKED" in column.encodings) == packed
-            assert (column.compression == "UNCOMPRESSED") == packed
+            assert (column.compression == "UNCOMPRESSED") == (packed and few)
+            assert column.has_dictionary_page == (not packed and not few)
         (read,) = read_fragment(blobs, fragment, ROOT)
         assert read.equals(rows(count))
         assert producer.has_dictionary_page
         assert flags.has_dictionary_page
+
+
+def test_a_dictionary_that_grows_large_is_given_up(blobs: BlobStore, tmp_path: Path) -> None:
+    root = columns(infer({"type": "object", "properties": {"d": {"type": "number"}}}))
+    count = 3 * DICTIONARY_BYTES // 8
+    batch = stamp_rows(
+        to_arrow([{"d": number + 0.5} for number in range(count)], root),
+        root,
+        producer=P1,
+        first_clock=Clock(1),
+        flags=CONTINUE,
+    )
+    layout = FragmentLayout(schema="s", root=root, key=("/d",), codec="NONE")
+    fragment = written(write_fragment(blobs, "c", layout, [batch], "a"))
+    assert isinstance(fragment.at, Blob)
+    values = _columns(tmp_path / fragment.at.path)[0]
+    # The dictionary, indices of those values, and the others as they are: less than all in one.
+    assert values.total_uncompressed_size < 1.2 * 8 * count
+    (read,) = read_fragment(blobs, fragment, root, batch_rows=count)
+    assert read.equals(batch)
 
 
 @pytest.mark.parametrize("count", [3, FEW_ROWS])

@@ -37,6 +37,7 @@ from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Producer
 from penstock.model.spec import Endpoint
 from penstock.native.arrow import to_arrow
+from penstock.runtime import reading
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.materialize import transaction_jobs
 from penstock.runtime.ops import STATS
@@ -208,7 +209,7 @@ class Deployment:
         async def run() -> None:
             os.chdir(self.directory)
             if self.through_tasks:
-                transaction_jobs.SMALL_BYTES = transaction_jobs.HERE_DOCUMENTS = 0  # type: ignore[misc]
+                reading.SMALL_BYTES = transaction_jobs.HERE_DOCUMENTS = 0  # type: ignore[misc]
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)

@@ -23,8 +23,8 @@ from psycopg.rows import dict_row
 
 from penstock import failpoints
 from penstock.errors import UserError
+from penstock.runtime import reading
 from penstock.runtime.connector.common import ConnectorError
-from penstock.runtime.materialize import transaction_jobs
 from penstock.runtime.recovery import EndpointMismatch
 from penstock.runtime.refusals import RefusedDocument
 from penstock.testing.postgres import PostgresServer
@@ -314,7 +314,7 @@ def test_a_server_that_dies_in_the_middle_of_a_transaction_comes_back_to_all_of_
     assert place.run()["acme/bad"].error is None
 
     # Staged in tables of the server, which a crash empties, rather than carried along.
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     monkeypatch.setattr("penstock.connectors.postgres.rows.CARRIED_BYTES_MAX", 0)
     deaths: list[str] = []
 

@@ -30,7 +30,7 @@ from penstock.model.json_order import ABSENT
 from penstock.model.reduce import reduce_full
 from penstock.model.schema import compiled
 from penstock.native.arrow import to_arrow
-from penstock.runtime.materialize import transaction_jobs
+from penstock.runtime import reading
 from penstock.runtime.materialize.fields import Mode
 from runtime.sessions import Document, Place, now, task
 
@@ -252,9 +252,9 @@ def stored(place: Place, name: str) -> dict[int, Document]:
 @pytest.mark.parametrize(
     ("every", "large", "small_bytes"),
     [
-        pytest.param(100, 0.0, transaction_jobs.SMALL_BYTES, id="one run, and all rows at hand"),
+        pytest.param(100, 0.0, reading.SMALL_BYTES, id="one run, and all rows at hand"),
         pytest.param(100, 0.5, 0, id="one run, of objects too"),
-        pytest.param(4, 0.3, transaction_jobs.SMALL_BYTES, id="runs in between"),
+        pytest.param(4, 0.3, reading.SMALL_BYTES, id="runs in between"),
     ],
 )
 def test_the_last_write_is_the_last_that_was_committed(
@@ -265,7 +265,7 @@ def test_the_last_write_is_the_last_that_was_committed(
     large: float,
     small_bytes: int,
 ) -> None:
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(reading, "SMALL_BYTES", small_bytes)
     place = Place(tmp_path, spark)
     bindings = [
         {

@@ -27,6 +27,7 @@ from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
 from penstock.native.arrow import to_arrow
+from penstock.runtime import reading
 from penstock.runtime.connector.common import ConnectorError, SparkAttempt
 from penstock.runtime.connector.materialize import (
     Loader,
@@ -399,7 +400,7 @@ def restless(flag: Path) -> Callable[[Endpoint, str], Materialization]:
 def test_only_what_the_winning_attempts_staged_is_stored(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     monkeypatch.setattr(transaction_jobs, "HERE_DOCUMENTS", 0)
     place.apply(COLLECTIONS, {"acme/views": task("sqlite", {"path": place.database()}, [SOURCE])})
     place.connects["acme/views"] = restless(place.directory / "flag")
@@ -423,7 +424,7 @@ def test_rows_that_do_not_come_to_the_leader_are_staged_by_tasks(
     place: Place, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     """Two bindings in one job, one of them twice: Spark refuses answers that are too large."""
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     collected, asked = jobs.collect_batches, []
 
     def collect(frame: DataFrame) -> Any:  # noqa: ANN401
@@ -503,7 +504,7 @@ def as_documents(docs: Sequence[Document]) -> dict[int, Document]:
 def test_the_next_transaction_is_gathered_while_the_last_one_is_applied(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(reading, "SMALL_BYTES", 0)
     views = place.directory / "views"
     gate = Gate(threading.Event(), threading.Event())
     gate.open.set()

@@ -27,7 +27,7 @@ from penstock.journal.publisher import Mapped, Publisher
 from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Producer
 from penstock.native.arrow import to_arrow
-from penstock.runtime import requests
+from penstock.runtime import requests, spark_slots
 from penstock.runtime.diagnosis import TaskState
 from penstock.runtime.introspection import Introspection
 from penstock.runtime.reports import reporting
@@ -396,3 +396,28 @@ def test_spark_without_free_slots(spark_place: Place, monkeypatch: pytest.Monkey
 
     asyncio.run(run())
     assert len(place.table("accounts")) == 3
+
+
+@pytest.mark.spark
+def test_tasks_that_run_do_not_wait_for_a_slot(spark: SparkSession) -> None:
+    context, group = spark.sparkContext, "one task too many"
+    tasks = context.defaultParallelism + 1
+
+    def occupy() -> None:
+        context.setJobGroup(group, group, interruptOnCancel=True)
+        sleep = "java_method('java.lang.Thread', 'sleep', 120000L)"
+        with contextlib.suppress(Exception):  # it is cancelled
+            spark.range(0, tasks, 1, tasks).selectExpr(sleep).collect()
+
+    tracker = context.statusTracker()
+    thread = threading.Thread(target=occupy, daemon=True)
+    thread.start()
+    try:
+        until = time.monotonic() + SOON_S
+        while not tracker.getActiveStageIds() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(1)  # Spark has started what it can
+        assert spark_slots.missing(context, group) is None
+    finally:
+        context.cancelJobGroup(group)
+        thread.join(SOON_S)

@@ -49,8 +49,10 @@ GROUP_BYTES: Final = 32 << 20
 """A row group: large enough to compress and scan well, small enough to hold a few in memory."""
 
 FEW_ROWS: Final = 1024
-"""Rows of a group that are worth dictionaries, a compressor for numbers, and statistics. Of fewer,
-integers packed by their differences are smaller, and are read in half the time."""
+"""Rows of a group that are worth dictionaries, a compressor for numbers, and statistics."""
+
+DICTIONARY_BYTES: Final = 256 << 10
+"""A larger dictionary of a column is given up: it costs more to make and to read than it saves."""
 
 RUNS_MAX: Final = 1024
 """Runs are part of the record: a fragment with more of them ends early."""
@@ -226,15 +228,19 @@ class FragmentWriter:
             few = self._waiting_rows < FEW_ROWS
             leaves = list(_leaves(list(self._schema)[:-STAMPS]))
             # A member "a.b" and a member "b" of "a" have one path: what it says is true of both.
-            other = {path for path, kind in leaves if not few or not _pa.types.is_integer(kind)}
+            other = {path for path, kind in leaves if not _pa.types.is_integer(kind)}
             packed = {path for path, _ in leaves} - other
+            compressed = other if few else other | packed
             names = stamp_names(self._layout.root)
             self._parquet = _pq.ParquetWriter(
                 _pa.PythonFile(self._sink, "w"),
                 self._schema,
                 # What is not listed is not compressed: it is short as it is.
-                compression=dict.fromkeys(other, _CODECS[self._layout.codec]),
+                compression=dict.fromkeys(compressed, _CODECS[self._layout.codec]),
                 use_dictionary=[*(() if few else other), names.producer, names.flags],
+                dictionary_pagesize_limit=DICTIONARY_BYTES,
+                # Half as long as dictionaries of integers that are mostly different, and read and
+                # written in half the time; of few values, hardly longer.
                 column_encoding=dict.fromkeys([*packed, names.clock], "DELTA_BINARY_PACKED"),
                 write_statistics=not few,
                 write_page_checksum=True,  # which Spark's reader compares

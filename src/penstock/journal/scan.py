@@ -83,6 +83,7 @@ VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
 CHECKS_AT_ONCE: Final = 8
 """Objects that are looked at by as many threads while a scan is planned."""
 
+LOCAL_ROWS_MAX: Final = 100_000
 LOCAL_BYTES_MAX: Final = 1 << 20
 LOCAL_PIECES_MAX: Final = 1024
 """Inline rows that the driver decodes itself: far less work than to start Python in a task."""
@@ -308,6 +309,9 @@ def _is_few(objects: Sequence[_Object], others: Sequence[VisibleRows]) -> bool:
         and all(isinstance(rows.fragment.at, Inline) for rows in others)
         and sum(each.bytes for each in objects) + sum(rows.fragment.bytes for rows in others)
         <= LOCAL_BYTES_MAX
+        and sum(rows.run.rows for each in objects for rows in each.visible)
+        + sum(rows.run.rows for rows in others)
+        <= LOCAL_ROWS_MAX
     )
 
 

@@ -1,9 +1,9 @@
 """SPARK: rows of a frame at the driver, without having all of them in memory.
 
-`DataFrame.toArrow` gathers everything in a list before it returns. Here batches are read as tasks
-finish, and kept as they are up to a limit; the rest goes to a file. They are taken from Spark at
-once, whatever becomes of them later, because Spark's scheduler, which all jobs share, waits until
-results are taken. The file is compared with what was written before any of it is used.
+`DataFrame.toArrow` gathers everything in a list before it returns. `arriving_batches` are read as
+tasks finish, and taken at once. If it is not known what becomes of them, `collect_batches` keeps
+them as they are up to a limit; the rest goes to a file, which is compared with what was written
+before any of it is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.util import _load_from_socket
 
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.native.direct import SmallFrame
 
 if TYPE_CHECKING:
@@ -50,14 +50,16 @@ def collect_batches(
     kept_bytes = 0
     with contextlib.ExitStack() as files:
         file: _OverflowFile | None = None
-        for batch in _arriving(frame):
-            kept_bytes += batch.nbytes
-            if kept_bytes <= MEMORY_BYTES:
-                kept.append(batch)
-                continue
-            if file is None:
-                file = _OverflowFile(files.enter_context(tempfile.TemporaryFile()), batch.schema)
-            file.write(batch)
+        with arriving_batches(frame) as arriving:
+            for batch in arriving:
+                kept_bytes += batch.nbytes
+                if kept_bytes <= MEMORY_BYTES:
+                    kept.append(batch)
+                    continue
+                if file is None:
+                    overflow = files.enter_context(tempfile.TemporaryFile())
+                    file = _OverflowFile(overflow, batch.schema)
+                file.write(batch)
         yield iter(kept) if file is None else itertools.chain(kept, file.read())
 
 
@@ -87,15 +89,23 @@ class _OverflowFile:
         return iter(pa.ipc.open_stream(self._file))
 
 
-def _arriving(frame: DataFrame) -> Iterator[pyarrow.RecordBatch]:
-    """Batches as Spark sends them: whole partitions, in the order in which their tasks finish."""
+@contextlib.contextmanager
+def arriving_batches(frame: DataFrame) -> Iterator[Iterator[pyarrow.RecordBatch]]:
+    """Run a job, and yield its rows: whole partitions, in the order in which their tasks finish.
+
+    They are to be taken at once: Spark's scheduler, which all jobs share, waits until they are.
+    """
     # PySpark has this within `toArrow` only.
     port, secret, server = frame._jdf.collectAsArrowToPython()  # noqa: SLF001
+    refused = False
     try:
         with _load_from_socket((port, secret), _Unordered()) as batches:
-            yield from batches
+            yield batches
+    except PenstockError:
+        refused = True  # the caller takes no more rows, and the job fails for that
+        raise
     finally:
-        with unwrap_spark_exception():
+        with contextlib.suppress(Exception) if refused else unwrap_spark_exception():
             server.getResult()  # what the job failed with is raised here
 
 

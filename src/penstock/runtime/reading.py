@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from penstock.model.clock import NEVER, Clock, elapsed
 from penstock.model.frontier import EMPTY, Frontier
@@ -18,6 +18,11 @@ from penstock.runtime.close_policy import ClosePolicy, Decision, Inputs
 from penstock.runtime.machine import Leader, State
 from penstock.runtime.protocol import Event
 from penstock.shuffle.delivery import Checkpoint, Delivery
+
+SMALL_DOCS: Final = 100_000
+SMALL_BYTES: Final = 4 << 20
+"""Documents and their stored size up to which a transaction is small: more than one task would cost
+more than they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class ReadTransaction:
             read_docs=self.read_docs + checkpoint.documents,
             read_bytes=self.read_bytes + checkpoint.bytes,
         )
+
+    @property
+    def is_small(self) -> bool:
+        return self.read_docs <= SMALL_DOCS and self.read_bytes <= SMALL_BYTES
 
     def deliveries(self) -> dict[int, list[Delivery]]:
         """Return the rows it reads, by binding."""

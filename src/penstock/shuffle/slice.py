@@ -210,13 +210,15 @@ class Slice:
         *,
         columns: Sequence[str] | None = None,
         stamps: Sequence[str] | None = None,
+        few_here: bool = True,
     ) -> Reading:
         """Plan to read documents of a binding.
 
         `states` are the newest states of the journals: compaction may have moved rows since they
         were sequenced. `columns` are members of documents, by default those of the binding;
         the columns of its key are always there too. `stamps` are columns of their stamps, all by
-        default; the clock has to be one of them.
+        default; the clock has to be one of them. With `few_here`, few rows are read by the driver,
+        which is worth it if that spares a job.
         """
         known = self._layouts[binding.index]
         visible: dict[str, list[VisibleRows]] = {}
@@ -239,7 +241,7 @@ class Slice:
         ]
         with gc_paused():
             native = spark_root(self._planner.blobs) is not None
-            plan = plan_scan(scanned, native=native, few_here=True)
+            plan = plan_scan(scanned, native=native, few_here=few_here)
         schemas = self._planner.schemas
         layouts = {name: await schemas.layout(name) for name in plan.native}
         layouts |= await self._planner.layouts(plan.rest)

@@ -14,6 +14,7 @@ from penstock import failpoints
 from penstock.batch import make_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.consensus.open import open_consensus
+from penstock.runtime import reading
 from penstock.runtime.derive import row_jobs, transaction_jobs
 from runtime.crash_world import Deployment
 
@@ -160,7 +161,8 @@ class Pipeline(Deployment):
         async def run() -> None:
             os.chdir(self.directory)
             if self.through_tasks:
-                transaction_jobs.SMALL_BYTES = row_jobs.INLINE_BYTES = -1  # type: ignore[misc]
+                reading.SMALL_BYTES = row_jobs.INLINE_BYTES = -1  # type: ignore[misc]
+                transaction_jobs.HERE_BYTES = -1  # type: ignore[misc]
             store = await open_consensus(self.settings.consensus)
             catalog = await desired.load(store)
             world = replace(make_world(self.settings, store), spark=lambda _: self.spark)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.runtime import reading
 from penstock.runtime.derive import publish_jobs, transaction_jobs
 from penstock.runtime.derive.target import DerivedTarget
 from runtime.derive.deriving import caught_up
@@ -30,15 +31,17 @@ def collection(derive: Document | None = None) -> Document:
     return {"key": ["/id"], "schema": schema, **({"derive": derive} if derive else {})}
 
 
-@pytest.fixture(params=["small", "large"])
+@pytest.fixture(params=["small", "large", "through tasks"])
 def place(
     tmp_path: Path,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Place:
-    if request.param == "large":
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+    if request.param != "small":
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
+    if request.param == "through tasks":
+        monkeypatch.setattr(transaction_jobs, "HERE_BYTES", -1)
     place = Place(tmp_path, spark)
     transform = {
         "name": "fromNumbers",

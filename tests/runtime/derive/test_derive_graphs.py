@@ -15,7 +15,7 @@ from penstock.catalog import desired
 from penstock.journal.publisher import Publisher, PublisherOptions
 from penstock.journal.transaction import BatchLimits
 from penstock.model.clock import Clock, duration
-from penstock.runtime import session
+from penstock.runtime import reading, session
 from penstock.runtime.control import TransactionSummary
 from penstock.runtime.derive import transaction_jobs
 from penstock.runtime.session import World
@@ -110,12 +110,14 @@ def check_ledger(place: Place, docs: list[Document]) -> None:
     assert sum(doc["sum"] for doc in selected) == sum(doc["n"] for doc in docs)
 
 
-@pytest.mark.parametrize("small", [True, False], ids=["small", "through tasks"])
+@pytest.mark.parametrize("way", ["small", "large", "through tasks"])
 def test_a_derived_collection_has_partitions_and_its_readers_select_them(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, small: bool
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    if not small:
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+    if way != "small":
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
+    if way == "through tasks":
+        monkeypatch.setattr(transaction_jobs, "HERE_BYTES", -1)
     place = Place(tmp_path, spark)
     place.apply(LEDGER, {})
     for start in (0, 30):

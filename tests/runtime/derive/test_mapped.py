@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.runtime.derive import build, transaction_jobs
+from penstock.runtime import reading
+from penstock.runtime.derive import build
 from runtime.derive.deriving import Splitting
 from runtime.sessions import Place
 
@@ -100,7 +101,7 @@ def place(
     monkeypatch.setattr(build, "row_engine", lambda _, __: Splitting())
     monkeypatch.setattr(build, "spark_lambdas", lambda _, __: None)
     if not request.param:
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
     return Place(tmp_path, spark)
 
 

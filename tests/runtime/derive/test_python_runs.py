@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.runtime.derive import transaction_jobs
+from penstock.runtime import reading
 from runtime.sessions import Place
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def place(
     request: pytest.FixtureRequest,
 ) -> Place:
     if not request.param:
-        monkeypatch.setattr(transaction_jobs, "SMALL_BYTES", -1)
+        monkeypatch.setattr(reading, "SMALL_BYTES", -1)
     return Place(tmp_path, spark)
 
 

@@ -65,7 +65,37 @@ def test_aggregates_that_add_up_are_linear() -> None:
     ],
 )
 def test_one_row_per_document(text: str, one: bool) -> None:
-    assert accepted(text).one_to_one == one
+    found = accepted(text)
+    assert found.one_to_one == one
+    assert found.multiplies != one
+
+
+@pytest.mark.parametrize(
+    ("text", "multiplies"),
+    [
+        ("select sender as account, sum(amount) as amount from source group by sender", False),
+        (
+            "select x as account, count(*) as amount from source, lateral explode(tags) as t(x) "
+            "group by x",
+            True,
+        ),
+        (
+            "select account, count(*) as amount from (select sender as account, explode(tags) as x "
+            "from source) group by account",
+            True,
+        ),
+    ],
+)
+def test_more_rows_than_documents(text: str, multiplies: bool) -> None:
+    assert accepted(text, SUMS).multiplies == multiplies
+
+
+@pytest.mark.parametrize(
+    "sets", ["sender with rollup", "cube(sender)", "grouping sets ((sender), ())"]
+)
+def test_a_document_in_several_groups_becomes_several_rows(sets: str) -> None:
+    text = f"select sender as account, sum(amount) as amount from source group by {sets}"
+    assert accepted(text, SUMS, nonlinear=True).multiplies
 
 
 def test_order_matters_only_to_what_is_written() -> None:

@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from penstock.model.infer import infer
 from penstock.model.json_order import Json
+from penstock.model.spec import Field
 from penstock.runtime.derive.engine import Document, LambdaFailed, ShardContext, SourceRead
+from penstock.runtime.derive.sqlite_values import NotConvertible, each_binder, row_binder
 from runtime.derive.sqlite_derivations import UUID, Files, engine_of, reads, transaction
 
 ID = {"id": {"type": "integer"}}
@@ -181,6 +186,13 @@ def test_rows_come_in_the_order_of_documents_statements_and_rows() -> None:
             id="beyond 64 bits",
         ),
         pytest.param("select $id", {"id": -(2**63) - 1}, 1, "64 bits", id="below them"),
+        pytest.param(
+            "select $s, $id",
+            {"id": 2**63},
+            1,
+            "/id is 9223372036854775808, and an integer of SQLite has 64 bits",
+            id="beyond 64 bits, among others",
+        ),
         pytest.param("select $n", {"n": 10**400}, 1, "beyond every REAL", id="beyond doubles"),
         pytest.param("select $i", {"i": "9" * 30}, 1, "30 digits", id="digits beyond 64 bits"),
         pytest.param("select $s", {"s": "\ud800"}, 1, "UTF-8", id="a lone surrogate"),
@@ -249,3 +261,40 @@ def test_a_disabled_transform_keeps_the_index_of_others() -> None:
 def test_without_migrations_any_shard_may_run_it() -> None:
     assert not engine_of("select $id", ID).stateful
     assert engine_of("select $id", ID, migrations=["create table t (id)"]).stateful
+
+
+_MEMBERS = ("i", "s", "n", "t", "b", "o")
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@given(document=st.dictionaries(st.sampled_from(_MEMBERS), _VALUES), data=st.data())
+def test_parameters_are_the_same_at_once_and_one_by_one(
+    document: Document, data: st.DataObject
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "i": {"type": "integer"},
+            "s": {"type": "string"},
+            "n": {"type": "number"},
+            "t": {"type": "string", "format": "integer"},
+            "b": {"type": ["boolean", "null"]},
+            "o": {},
+        },
+    }
+    shape = infer(schema)
+    names = data.draw(st.lists(st.sampled_from(_MEMBERS), max_size=4))
+    fields = [Field(name=name, location=f"/{name}") for name in names]
+    try:
+        each = each_binder(fields, shape)(document)
+    except NotConvertible:
+        return  # the database refuses the parameters of the other
+    found = row_binder(fields, shape)(document)
+    assert [(type(value), value) for value in found] == [(type(value), value) for value in each]

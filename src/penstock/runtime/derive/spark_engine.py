@@ -78,11 +78,15 @@ class SparkTransform:
         `order`, the column of that name orders documents, and the result has it as its last
         column: as it was if a document never becomes several rows, else as a struct that orders
         those, too. `uniform` makes the struct in any case, so that frames of several transforms
-        can be put together. Nothing runs yet. Raises LambdaFailed if Spark refuses the query.
+        can be put together. Where order does not matter to this lambda, its documents have none:
+        it would make Spark sort what it can hash. Nothing runs yet. Raises LambdaFailed if Spark
+        refuses the query.
         """
+        travels = order if self._lambda.order_matters else None
         with self.errors():
-            rows = self._run(frame, order)
-        return self._converted(rows, order, uniform=uniform)
+            rows = self._run(frame, travels)
+        none = f.lit(None) if order is None else f.lit(None).cast(frame.schema[order].dataType)
+        return self._converted(rows, order, none, uniform=uniform)
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -95,9 +99,7 @@ class SparkTransform:
     def _run(self, frame: DataFrame, order: str | None) -> DataFrame:
         text = self._lambda.text if order is None else self._lambda.ordered_text
         if text is None:
-            if self._lambda.order_matters:
-                raise Bug("the order of documents cannot travel through this lambda")
-            text = self._lambda.text
+            raise Bug("the order of documents cannot travel through this lambda")
         spark = frame.sparkSession
         view = f"{_VIEW}{uuid.uuid4().hex}"
         self._seen(frame, order).createTempView(view)
@@ -122,7 +124,9 @@ class SparkTransform:
 
     # --- the result ---
 
-    def _converted(self, rows: DataFrame, order: str | None, *, uniform: bool) -> DataFrame:
+    def _converted(
+        self, rows: DataFrame, order: str | None, none: Column, *, uniform: bool
+    ) -> DataFrame:
         given, at = self._given(rows)
         numbered = rows.toDF(*map(str, range(len(rows.columns))))
         converter = Converter(self._nulls)
@@ -137,11 +141,11 @@ class SparkTransform:
         fields = {field.name: field for field in spark_schema(self._layout).fields}
         selected = [_typed(text, fields[name], same=same) for name, text, same in columns]
         if order is not None:
-            selected.append(self._order(at, rows, uniform=uniform).alias(order))
+            document = none if at is None else f.col(str(at))
+            selected.append(self._order(document, at, uniform=uniform).alias(order))
         return numbered.select(*selected)
 
-    def _order(self, at: int | None, rows: DataFrame, *, uniform: bool) -> Column:
-        document = f.lit(None) if at is None else f.col(str(at))
+    def _order(self, document: Column, at: int | None, *, uniform: bool) -> Column:
         if at is not None and self._lambda.one_to_one and not uniform:
             return document
         return f.struct(document.alias("$document"), f.monotonically_increasing_id().alias(_ROW))

@@ -60,6 +60,8 @@ class Result:
     one_to_one: bool = False
     """True if a document never becomes several rows."""
     grouped: bool = False
+    multiplies: bool = True
+    """False if there are never more rows than documents."""
     start: int = 0
 
 
@@ -353,11 +355,13 @@ class QueryWalk:
         if carrier is not None:
             self._thread(carrier, list_end, grouped=grouped)
         generates = any(self._generates(p) for p in node.expressions)
+        plain = carrier is not None and carrier.one_to_one and not generates
         return Result(
             outputs=outputs,
             carries=carrier is not None,
-            one_to_one=carrier is not None and carrier.one_to_one and not generates and not grouped,
+            one_to_one=plain and not grouped,
             grouped=grouped,
+            multiplies=not plain or _groups_often(node.args.get("group")),
             start=start,
         )
 
@@ -846,6 +850,11 @@ def _star_of(node: exp.Expr) -> exp.Expr | None:
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
         return node.this
     return None
+
+
+def _groups_often(group: exp.Expr | None) -> bool:
+    """True if a row may be part of several groups."""
+    return group is not None and group.find(exp.Cube, exp.GroupingSets, exp.Rollup) is not None
 
 
 def _as_relation(result: Result, alias: str | None) -> _Relation:

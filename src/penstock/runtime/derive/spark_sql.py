@@ -69,6 +69,8 @@ class SparkLambda:
     """What the target reduces of this lambda's documents depends on their order."""
     one_to_one: bool
     """A document never becomes several rows."""
+    multiplies: bool
+    """There may be more rows than documents."""
     grouped: bool
     """It adds up documents of one transaction."""
     linear: bool
@@ -161,6 +163,7 @@ def judge_lambda(
         whole=judge.whole,
         order_matters=matters,
         one_to_one=result.one_to_one,
+        multiplies=result.multiplies,
         grouped=result.grouped,
         linear=judge.linear,
         outputs=_output_columns(result, target),

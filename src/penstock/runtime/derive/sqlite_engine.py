@@ -38,11 +38,12 @@ from penstock.runtime.derive.sqlite_code import (
 )
 from penstock.runtime.derive.sqlite_state import ShardFile
 from penstock.runtime.derive.sqlite_values import (
-    Bind,
+    BindAll,
     MakeDocument,
     NotConvertible,
-    binder,
     document_maker,
+    each_binder,
+    row_binder,
 )
 
 DOCUMENT_S_MAX: Final = 60.0
@@ -120,7 +121,8 @@ class _Prepared:
 
     sql: str
     line: int
-    binds: Sequence[Bind]
+    bind: BindAll
+    bind_each: BindAll
     make: MakeDocument
 
 
@@ -163,11 +165,10 @@ class SqliteProcessor:
             for statement in prepared[read.transform]:
                 make = statement.make
                 try:
-                    bound = [bind(document) for bind in statement.binds]
-                    for row in execute(statement.sql, bound):
+                    for row in execute(statement.sql, statement.bind(document)):
                         yield position, make(row)
                 except (apsw.Error, ValueError, OverflowError, MemoryError, PenstockError) as e:
-                    self._blame(e, position, read.transform, statement)
+                    self._blame(e, position, read, statement)
 
     def finish(self) -> Finished:
         """Commit, and stage how the database changed."""
@@ -247,11 +248,13 @@ class SqliteProcessor:
                 if len(known.get(name, ())) != 1:
                     what = "ambiguous" if name in known else f"not a field of {found.source.name}"
                     self._refuse(found, statement, f"${name} is {what}")
+            fields = [known[name][0] for name in used]
             prepared.append(
                 _Prepared(
                     sql=statement.text,
                     line=line_of(found.code, statement.offset),
-                    binds=[binder(known[name][0], source) for name in used],
+                    bind=row_binder(fields, source),
+                    bind_each=each_binder(fields, source),
                     make=document_maker(columns, found.source.fields, target),
                 )
             )
@@ -274,11 +277,16 @@ class SqliteProcessor:
         )
 
     def _blame(
-        self, error: Exception, position: int, transform: int, statement: _Prepared
+        self, error: Exception, position: int, read: SourceRead, statement: _Prepared
     ) -> NoReturn:
-        found = self._engine.lambdas[transform]
+        found = self._engine.lambdas[read.transform]
         if found is None:
             raise Bug("a disabled transform was given a document") from error
+        if isinstance(error, OverflowError):
+            try:
+                statement.bind_each(read.document)
+            except NotConvertible as which:
+                error = which
         if isinstance(error, apsw.InterruptError):
             why = f"it ran for more than {self._engine.document_s_max:g} s on one document"
         elif isinstance(error, PenstockError):

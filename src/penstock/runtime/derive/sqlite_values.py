@@ -26,6 +26,7 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import NoReturn, TypeAlias
 
 from penstock.model import pointer
@@ -39,12 +40,15 @@ from penstock.runtime.stats import rfc3339
 
 SqliteValue: TypeAlias = int | float | str | bytes | None
 Bind: TypeAlias = Callable[[Document], SqliteValue]
+BindAll: TypeAlias = Callable[[Document], Sequence[SqliteValue]]
 MakeDocument: TypeAlias = Callable[[Sequence[SqliteValue]], Document]
 
 _INTEGERS_END = 2**63
 _DIGITS_MAX = len(str(_INTEGERS_END))
 _PUBLISHED_AT = ("flow_published_at", "/_meta/uuid")
 _OPENS = frozenset("{[ \t\r\n")
+_UNCHANGED = frozenset({int, str, type(None)})
+"""Types whose values SQLite and JSON have in common."""
 
 
 class NotConvertible(ValueError):
@@ -66,6 +70,45 @@ def binder(field: Field, shape: Shape) -> Bind:
         return lambda document: convert(pointer.get(document, tokens))
     (token,) = tokens
     return lambda document: convert(document.get(token))
+
+
+def row_binder(fields: Sequence[Field], shape: Shape) -> BindAll:
+    """Return what takes the parameters of fields from a document, all at once.
+
+    Most values are parameters as they are, and then are not looked at one by one. So an integer may
+    pass here that SQLite cannot hold; `each_binder` says which.
+    """
+    each = each_binder(fields, shape)
+    names = [_unchanged_member(field, shape) for field in fields]
+    if len(names) < 2 or None in names:
+        return each
+    take: Callable[[Document], tuple[Json, ...]] = itemgetter(*names)
+
+    def bind(document: Document) -> Sequence[SqliteValue]:
+        try:
+            taken = take(document)
+        except KeyError:  # a member is absent
+            return each(document)
+        return taken if _UNCHANGED.issuperset(map(type, taken)) else each(document)  # type: ignore[return-value]
+
+    return bind
+
+
+def each_binder(fields: Sequence[Field], shape: Shape) -> BindAll:
+    """Return what takes the parameters of fields from a document, one by one."""
+    binds = [binder(field, shape) for field in fields]
+    return lambda document: [bind(document) for bind in binds]
+
+
+def _unchanged_member(field: Field, shape: Shape) -> str | None:
+    """Return the member that a field is, if integers and texts of it are parameters as they are."""
+    tokens = pointer.parse(field.location)
+    if len(tokens) != 1:
+        return None
+    found = locate(shape, field.location)[0]
+    if found.not_null == {"number"} or _text_conversion(field, found) is not None:
+        return None
+    return tokens[0]
 
 
 def _whole(document: Document) -> SqliteValue:
@@ -176,7 +219,11 @@ def document_maker(columns: Sequence[str], fields: Iterable[Field], target: Shap
         for member, shape in zip(names, shapes, strict=True)
     ]
 
+    plain = not any(is_flag or embeds for _, is_flag, embeds in rules)
+
     def make(row: Sequence[SqliteValue]) -> Document:
+        if plain and _UNCHANGED.issuperset(map(type, row)):
+            return dict(zip(names, row))  # type: ignore[arg-type]  # noqa: B905 - as many
         document: Document = {}
         for (member, is_flag, embeds), value in zip(rules, row):  # noqa: B905 - as many, and quicker
             if isinstance(value, str):

@@ -1,9 +1,9 @@
 """The Spark job of a derivation's transaction: from its checkpoints to published documents.
 
 Transforms that keep no state are one native query, or a map in Python workers, over all documents
-of the transaction. What they publish is checked, combined by key, redacted, and staged as fragments
-by tasks, which the leader adopts; a small transaction's documents come to the leader, by a query
-that is planned once (`runtime/prepared.py`).
+of the transaction. What they publish is checked, combined by key, redacted, and staged as
+fragments, which the leader adopts: by tasks if there is much of it. A small transaction's documents
+come to the leader by a query that is planned once (`runtime/prepared.py`).
 
 Transforms that keep state run in one task per shard, over its documents in order
 (`row_jobs.sharded`).
@@ -58,11 +58,13 @@ if TYPE_CHECKING:
     from penstock.shuffle.binding import Binding
     from penstock.shuffle.slice import Reading, Slice
 
-SMALL_BYTES: Final = 4 << 20
-"""Stored size of documents up to which a transaction is small; what it publishes is hardly more."""
-
 COMBINE_NEXT: Final = 100
 """Small transactions that are combined at once, after one that had several documents of a key."""
+
+HERE_DOCS: Final = 4_000_000
+HERE_BYTES: Final = 16 << 20
+"""Documents and their stored size up to which what lambdas make of them may come to the leader: a
+task has all that it answers in memory."""
 
 APART_MAX: Final = 8_000_000
 """Documents of a transaction whose key hashes the leader compares, at eight bytes each."""
@@ -228,13 +230,14 @@ class DeriveJobs:
         states: States,
         *,
         among: bool,
+        few: bool,
     ) -> Reading:
         """Plan to read the documents of one binding, with the stamps that order them."""
         columns = self._task.columns.get(binding.index)
         if refusals.are_foreign(binding, deliveries):
             columns = None
         if among or self._task.engine is not None:
-            return await reader.reading(binding, deliveries, states, columns=columns)
+            return await reader.reading(binding, deliveries, states, columns=columns, few_here=few)
         placed = arranged(deliveries, delay=binding.read_delay)
         return await reader.reading(
             binding,
@@ -242,6 +245,7 @@ class DeriveJobs:
             states,
             columns=columns,
             stamps=stamps_for(self._task.source_root(binding), placed.order),
+            few_here=few,
         )
 
     def _checked(
@@ -262,11 +266,13 @@ class DeriveJobs:
         opened = await self._open(txn)
         deliveries = txn.deliveries()
         among = len(self._task.bindings) > 1
+        few = txn.is_small and runs_here(self._runner.spark)
         readings = {
-            at: await self._reading(opened.slice, self._bindings[at], some, states, among=among)
+            at: await self._reading(
+                opened.slice, self._bindings[at], some, states, among=among, few=few
+            )
             for at, some in deliveries.items()
         }
-        few = txn.read_bytes <= SMALL_BYTES and runs_here(self._runner.spark)
         publisher = self._publisher
         if few or publisher is None:
             batches = await self._runner.in_spark(
@@ -274,26 +280,33 @@ class DeriveJobs:
             )
             return TransformOutcome(batches=batches)
         staging = await publisher.staging(TARGET)
+        here = (
+            txn.read_docs <= HERE_DOCS
+            and txn.read_bytes <= HERE_BYTES
+            and self._task.engine is None
+            and not any(self._task.lambdas[at].multiplies for at in deliveries)
+            and runs_here(self._runner.spark)
+        )
 
-        def stage(*, apart: bool) -> TransformOutcome:
+        def staged(*, apart: bool) -> TransformOutcome:
             from penstock.runtime.derive import publish_jobs
 
             published = self._published(opened, deliveries, _frames(readings))
             way = opened.publishing
             documents = way.apart(published) if apart else way.documents(published, few=False)
+            stage = publish_jobs.stage_here if here else publish_jobs.stage
             with opened.errors(), way.explaining(lambda: published):
-                staged = publish_jobs.stage(documents, staging)
-            return TransformOutcome(staged=staged)
+                return TransformOutcome(staged=stage(documents, staging))
 
         if not self._may_be_apart(txn, among=among):
-            return await self._runner.in_spark(lambda: stage(apart=False))
+            return await self._runner.in_spark(lambda: staged(apart=False))
         from penstock.runtime.derive.publish_jobs import RepeatedKeys
 
         try:
-            return await self._runner.in_spark(lambda: stage(apart=True))
+            return await self._runner.in_spark(lambda: staged(apart=True))
         except RepeatedKeys:
             self._repeats_keys = True  # as the next transactions will
-            return await self._runner.in_spark(lambda: stage(apart=False))
+            return await self._runner.in_spark(lambda: staged(apart=False))
 
     def _may_be_apart(self, txn: DeriveTransaction, *, among: bool) -> bool:
         """True if it is worth a try to publish documents in no order: see `Publishing.apart`."""
@@ -475,7 +488,7 @@ class DeriveJobs:
 
         def run() -> list[row_jobs.ShardResult]:
             return row_jobs.sharded(
-                reader.exchange(frames, few=txn.read_bytes <= SMALL_BYTES),
+                reader.exchange(frames, few=txn.is_small),
                 engine,
                 sources,
                 self._row_target(),

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from penstock.shuffle.binding import Binding
     from penstock.shuffle.slice import Reading, Slice
 
-SMALL_BYTES: Final = 4 << 20
-"""Stored size of documents up to which a transaction is small; combined, it is hardly more."""
-
 HERE_DOCUMENTS: Final = 800_000
 HERE_BYTES: Final = 8 << 20
 """Documents and their stored size, for each partition of an exchange, up to which rows may come to
@@ -105,7 +102,7 @@ class TransactionJobs:
 
         A small one is not worth a job of its own, and none is if its result cannot be handed over.
         """
-        if txn.read_bytes > SMALL_BYTES:
+        if not txn.is_small:
             await self._open(txn)
             if self._runner.can_hand_over:
                 await self._runner.attempt(
@@ -254,7 +251,7 @@ class TransactionJobs:
         from penstock.runtime.spark_tasks import union
 
         jobs, identity = self._jobs(txn), self._identity(txn, attempt)
-        few, shards = txn.read_bytes <= SMALL_BYTES, self._shards
+        few, shards = txn.is_small, self._shards
         loads = any(job.loads for job in jobs)
         if few and not loads:
             readings = await self._readings(txn, states)
