@@ -240,7 +240,7 @@ class FragmentWriter:
                 use_dictionary=[*(() if few else other), names.producer, names.flags],
                 dictionary_pagesize_limit=DICTIONARY_BYTES,
                 # Half as long as dictionaries of integers that are mostly different, and read and
-                # written in half the time; of few values, hardly longer.
+                # written in half the time. Few different values take more, but little.
                 column_encoding=dict.fromkeys([*packed, names.clock], "DELTA_BINARY_PACKED"),
                 write_statistics=not few,
                 write_page_checksum=True,  # which Spark's reader compares

@@ -145,3 +145,34 @@ def test_small_transactions_publish_what_combining_would(
         found.append(sorted(place.read("acme/more"), key=lambda doc: int(doc["id"])))
     assert found[0] == found[1]
     assert len(found[0]) == (3 if repeats else 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "comes"),
+    [
+        pytest.param("select id, n from source", True, id="a row for a document"),
+        pytest.param("select id, explode(array(n, n)) as n from source", False, id="several"),
+    ],
+)
+def test_rows_that_a_lambda_multiplies_do_not_come_to_the_leader(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, text: str, comes: bool
+) -> None:
+    monkeypatch.setattr(reading, "SMALL_BYTES", -1)
+    taken: list[str] = []
+    for name in ("stage", "stage_here"):
+        way = getattr(publish_jobs, name)
+
+        def noted(*given: Any, name: str = name, way: Any = way) -> Any:  # noqa: ANN401
+            taken.append(name)
+            return way(*given)
+
+        monkeypatch.setattr(publish_jobs, name, noted)
+    transform = {"name": "t", "source": "acme/numbers", "shuffle": "any", "lambda": text}
+    derive = {"using": {"spark": {}}, "transforms": [transform]}
+    place = Place(tmp_path, spark)
+    place.apply({"acme/numbers": collection(), "acme/more": collection(derive)}, {})
+    place.append({"acme/numbers": [{"id": number, "n": number} for number in range(9)]})
+    (run,) = place.run().values()
+    assert run.error is None
+    assert set(taken) == {"stage_here" if comes else "stage"}
+    assert {row["id"] for row in place.read("acme/more")} == set(range(9))
