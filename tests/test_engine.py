@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,14 +13,16 @@ import pyarrow as pa
 import pytest
 
 from penstock.engine import (
+    _NEXT_IMPORTS,
     ARCHIVE_CLASSES,
     EngineOptions,
+    Java,
     Lifetime,
     _java_options,
     _java_version,
+    _launch_environment,
+    _one_process,
     _parallelism,
-    _protection,
-    _workers,
     find_java,
     open_spark,
 )
@@ -105,18 +108,36 @@ def test_the_jvm_is_told_how_long_a_session_lives(
     assert "UseSerialGC" not in told(Lifetime.BATCH)
 
 
+def test_the_launcher_is_quick_unless_somebody_says_how_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    java = Java(version=17, home=None, executable=Path("java"))
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
+    assert "TieredStopAtLevel=1" in _launch_environment({}, java)["SPARK_LAUNCHER_OPTS"]
+    monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Xmx64m")
+    assert _launch_environment({}, java)["SPARK_LAUNCHER_OPTS"] == "-Xmx64m"
+
+
+def test_what_is_imported_ahead_is_there() -> None:
+    assert all(importlib.util.find_spec(name) is not None for name in _NEXT_IMPORTS)
+
+
 def test_exchanges_have_some_partitions_for_each_core_of_this_machine() -> None:
-    key = "spark.sql.shuffle.partitions"
-    assert _parallelism("local[6]") == _parallelism("local[6,3]") == {key: "24"}
-    assert int(_parallelism("local[*]")[key]) >= 4
-    assert _parallelism("spark://127.0.0.1:7077") == {}
+    def partitions(master: str, lifetime: Lifetime = Lifetime.LONG) -> int | None:
+        found = _parallelism(EngineOptions(master=master, lifetime=lifetime))
+        return int(found["spark.sql.shuffle.partitions"]) if found else None
+
+    assert partitions("local[6]") == partitions("local[6,3]") == 24
+    assert partitions("local[6]", Lifetime.SHORT) == 6
+    assert (partitions("local[*]") or 0) >= 4
+    assert partitions("spark://127.0.0.1:7077") is None
 
 
 def test_a_session_of_one_process_lets_no_other_process_in() -> None:
     for master in ("local", "local[2]", "local[*]", "local[2,3]"):
-        assert _protection(master) == {"spark.authenticate": "true"}
+        assert _one_process(master)["spark.authenticate"] == "true"
     for master in ("local-cluster[2,1,1024]", "spark://h:7077", "yarn", "k8s://https://h"):
-        assert _protection(master) == {}
+        assert _one_process(master) == {}
 
 
 @pytest.mark.spark
@@ -158,12 +179,6 @@ def test_workers_have_imported_what_tasks_need(spark: SparkSession) -> None:
 
     rows = spark.range(2, numPartitions=2).mapInArrow(imported, "there boolean").collect()
     assert [row["there"] for row in rows] == [True, True]
-
-
-def test_only_workers_of_this_machine_are_sure_to_have_the_package() -> None:
-    assert _workers("local[2]") == {"spark.python.daemon.module": "penstock.worker_daemon"}
-    for master in ("local-cluster[2,1,1024]", "spark://h:7077", "yarn"):
-        assert _workers(master) == {}
 
 
 @pytest.mark.spark

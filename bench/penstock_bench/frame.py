@@ -82,6 +82,9 @@ WORKLOADS: Mapping[str, WorkloadEntry] = {
     "scale": WorkloadEntry(
         "penstock_bench.scale:run", "what more documents, journals, tasks and history cost"
     ),
+    "operate": WorkloadEntry(
+        "penstock_bench.operate:run", "penstock up: idle and busy tasks, apply, restart, warm runs"
+    ),
 }
 
 

@@ -6,6 +6,8 @@ Events are cleaned, then added up by account and joined with customers (`pipelin
   its end, with its whole process tree.
 - *+ 1 %*: one more file arrives, and a new process brings the table up to date. Meanwhile a reader
   counts reads that are empty or torn (`pipeline_reads`).
+- *+ 1 % while penstock up runs*: the same file, with no process to start. The time and the CPU of
+  its process tree count from before the append until the table is up to date.
 - The same hops at 200 and 2,000 documents/s (`pipeline_rates`).
 - What a document costs in each language of derivations (`languages`).
 
@@ -23,8 +25,10 @@ import asyncio
 import contextlib
 import os
 import shutil
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,8 +55,9 @@ from penstock_bench.pipeline_events import (
     write_file,
     wrong_rows,
 )
-from penstock_bench.pipeline_reads import Reader, Reads, ReadTable, Sums, read_parquet
+from penstock_bench.pipeline_reads import Read, Reader, Reads, ReadTable, Sums, read_parquet
 from penstock_bench.pipeline_reads import read_postgres as read_database
+from penstock_bench.running_up import Up
 
 STREAMING: Final = "Structured Streaming"
 DECLARATIVE: Final = "Declarative Pipelines"
@@ -63,6 +68,10 @@ MORE: Final = "+ 1 %"
 FILES: Final = 20
 ROUNDS: Final = 3
 TIMEOUT_S: Final = 1_800
+SETTLE_S: Final = 10.0
+"""Time after the first load, for what `penstock up` still has to start and compile."""
+READ_S: Final = 0.05
+"""Between two looks at a table that is to be brought up to date."""
 
 PEERS: Final = Path(__file__).with_name("peers")
 
@@ -284,6 +293,40 @@ def _update(started: Started, expected: Sequence[Row]) -> Update:
     return Update(run=run, wrong=wrong_rows(started.rows(), expected), rows=len(expected))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpdate:
+    """An update by a process that was running: from before the append until it could be seen."""
+
+    seconds: float
+    cpu_s: float
+    wrong: int
+
+
+def update_by_up(inputs: Inputs, server: PostgresServer, *, settle_s: float) -> WarmUpdate:
+    """Let `penstock up` load all events, and measure how it brings one per cent more."""
+    before, after = oracle([inputs.first]), oracle([inputs.first, inputs.more])
+    with (
+        new_database(server) as url,
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as temp_dir,
+        prepare_penstock(inputs, url, Path(temp_dir)) as started,
+        Up.running(Path(temp_dir) / "data") as up,
+    ):
+
+        def wait_for(rows: Sequence[Row]) -> None:
+            expected = Read(len(rows), Sums.of(rows))
+            up.wait(lambda: started.read() == expected, "a table is not complete", poll_s=READ_S)
+
+        wait_for(before)
+        time.sleep(settle_s)
+        os.sync()
+        cpu_s, began = up.cpu_s, time.perf_counter()
+        started.append(inputs.more)
+        wait_for(after)
+        seconds, cpu_s = time.perf_counter() - began, up.cpu_s - cpu_s
+        wrong = wrong_rows(started.rows(), after)
+    return WarmUpdate(seconds=seconds, cpu_s=cpu_s, wrong=wrong)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     """Outcomes of all contestants, round by round."""
@@ -335,8 +378,12 @@ def run(bench: Bench) -> Report:
             bench.say(f"writing {size:,} events")
             inputs = Inputs.write(size, Path(temp_dir))
             updates = measure(bench, inputs, contestants(bench), server)
+            rounds = bench.size(full=ROUNDS, quick=1)
+            bench.say(f"{MORE} while penstock up runs: {rounds} times")
+            warm = [update_by_up(inputs, server, settle_s=SETTLE_S) for _ in range(rounds)]
         rates = pipeline_rates.run(bench, server)
-    return Report.merge([build_report(updates), rates, languages.run(bench)])
+    parts = [build_report(updates), warm_report(size, warm), rates, languages.run(bench)]
+    return Report.merge(parts)
 
 
 # ------------------------------------------------------------------------------------- reporting
@@ -382,6 +429,21 @@ def build_report(outcomes: Outcomes) -> Report:
             _chart("more-wall", f"{what} {MORE}", outcomes, "s", figures[f"{MORE}, wall"]),
             _chart("more-cpu", f"{what} {MORE}", outcomes, "s of CPU", figures[f"{MORE}, CPU"]),
         ),
+    )
+
+
+def warm_report(events: int, updates: Sequence[WarmUpdate]) -> Report:
+    """Build the report on updates by a process that was running."""
+    what = f"{events:,} events: {OURS}, {MORE} while penstock up runs"
+    figures = (
+        ("wall", "s", statistics.median(each.seconds for each in updates)),
+        ("CPU", "s of CPU", statistics.median(each.cpu_s for each in updates)),
+        ("wrong rows in all rounds", "rows", sum(each.wrong for each in updates)),
+    )
+    return Report(
+        results=tuple(
+            Result(name=f"{what}, {name}", value=value, unit=unit) for name, unit, value in figures
+        )
     )
 
 

@@ -40,7 +40,7 @@ def penstock_run(data: Path, *tasks: str) -> list[str | Path]:
     return [sys.executable, "-m", "penstock", "run", "--data", data, "--json", *named]
 
 
-def task_config(endpoint: Json, source: str, table: str) -> Json:
+def task_config(endpoint: Json, source: str, table: str) -> dict[str, Json]:
     """Return the catalog entry of a materialization of one collection in one table."""
     binding: Json = {
         "source": source,

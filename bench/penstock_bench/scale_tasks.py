@@ -20,13 +20,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from penstock.catalog import desired
 from penstock.catalog.collection_lookup import find_collection
 from penstock.errors import Bug, Unavailable
 from penstock_bench import leading
@@ -126,43 +127,68 @@ class TaskDeployment:
     tasks: int
     events: int
     rounds: int = 0
+    """Rounds whose tasks have caught up."""
+    files: int = TASKS
+    """Transactions in total, whether in one collection or in 20."""
     shares: tuple[Events, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        # 20 transactions in total, whether in one collection or in 20.
         self.shares = tuple(
-            Events(self.events // self.tasks, TASKS // self.tasks, seed=7 + number)
+            Events(self.events // self.tasks, self.files // self.tasks, seed=7 + number)
             for number in range(self.tasks)
         )
 
-    def fill(self, *, rounds: int) -> None:
-        """Append the events, and apply the tasks of this many rounds."""
-        self.data.mkdir(parents=True)
+    def names(self, round_: int) -> list[str]:
+        """Return the names of the tasks of a round, in the order of their shares."""
+        return [f"bench/accounts-{round_}-{number}" for number in range(self.tasks)]
+
+    def catalog(self, *, rounds: int, more: Mapping[str, Json] | None = None) -> str:
+        """Return the catalog with the tasks of this many rounds, and with more tasks."""
         collection = yaml.safe_load(catalog_text({}))["collections"][COLLECTION]
-        names = [f"{COLLECTION}-{number}" for number in range(self.tasks)]
         tasks: dict[str, Json] = {
-            _task_name(round_, number): task_config(
-                sqlite_endpoint(self._database(round_, number)), name, TABLE
+            name: task_config(
+                sqlite_endpoint(self._database(round_, number)), self.collection(number), TABLE
             )
             for round_ in range(rounds)
-            for number, name in enumerate(names)
+            for number, name in enumerate(self.names(round_))
         }
-        text = catalog_of(dict.fromkeys(names, collection), tasks)
+        collections = {self.collection(number): collection for number in range(self.tasks)}
+        return catalog_of(collections, {**tasks, **(more or {})})
 
-        async def fill_() -> None:
+    def fill(self, *, rounds: int, more: Mapping[str, Json] | None = None) -> None:
+        """Append the events, and apply the tasks of this many rounds."""
+        self.apply(rounds=rounds, more=more)
+        self.append(range(self.shares[0].files))
+
+    def apply(self, *, rounds: int, more: Mapping[str, Json] | None = None) -> None:
+        """Apply the tasks of this many rounds, and more tasks."""
+        self.data.mkdir(parents=True, exist_ok=True)
+
+        async def apply_() -> None:
+            async with open_store(settings_in(self.data)) as store:
+                text = self.catalog(rounds=rounds, more=more)
+                await apply_catalog_text(store, self.data, text)
+
+        asyncio.run(apply_())
+
+    def append(self, files: Sequence[int]) -> None:
+        """Append these files of each share, one transaction for each."""
+
+        async def append_() -> None:
             settings = settings_in(self.data)
             async with open_store(settings) as store:
-                catalog = await apply_catalog_text(store, self.data, text)
-                for name, share in zip(names, self.shares, strict=True):
-                    appender = Appender(store, settings, find_collection(catalog, name))
-                    for file in range(share.files):
+                catalog = await desired.load(store)
+                for number, share in enumerate(self.shares):
+                    spec = find_collection(catalog, self.collection(number))
+                    appender = Appender(store, settings, spec)
+                    for file in files:
                         await appender.append(share.batch(file))
 
-        asyncio.run(fill_())
+        asyncio.run(append_())
 
     def run(self, spark: Callable[[], SparkSession]) -> None:
         """Run the tasks of the next round concurrently until all have caught up."""
-        names = [_task_name(self.rounds, number) for number in range(self.tasks)]
+        names = self.names(self.rounds)
         check_documents(asyncio.run(run_until_caught_up(self.data, names, spark)), self.events)
         self.rounds += 1
 
@@ -173,12 +199,13 @@ class TaskDeployment:
                 if wrong := sqlite_table(self._database(round_, number)).wrong_rows(share.oracle):
                     raise Bug(f"{wrong:,} rows of task {number} are wrong")
 
+    @staticmethod
+    def collection(number: int) -> str:
+        """Return the name of the collection of a share."""
+        return f"{COLLECTION}-{number}"
+
     def _database(self, round_: int, number: int) -> Path:
         return self.data / f"{round_}-{number}.db"
-
-
-def _task_name(round_: int, number: int) -> str:
-    return f"bench/accounts-{round_}-{number}"
 
 
 # ------------------------------------------------------------------------------------------- idle

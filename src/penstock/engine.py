@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import dataclasses
 import enum
+import importlib
 import logging
 import os
 import re
@@ -44,6 +45,9 @@ _FEW_CORES = 4
 _SHORT_YOUNG = "-Xmn128m"
 """Of what a short session makes on few cores nothing grows old: with more room, it is only found
 later."""
+
+_NEXT_IMPORTS = ("pandas", "pyspark.testing.utils", "pyspark.sql.classic.dataframe")
+"""The first call into the JVM imports the first two, whatever it is."""
 
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _POOLS = Path(__file__).with_name("fairscheduler.xml")
@@ -182,9 +186,8 @@ def _start(options: EngineOptions) -> SparkSession:
         "spark.master": options.master,
         "spark.app.name": options.app_name,
         **_DEFAULTS,
-        **_parallelism(options.master),
-        **_protection(options.master),
-        **_workers(options.master),
+        **_parallelism(options),
+        **_one_process(options.master),
         **_java_options(options, class_archive(java)),
         **_FIXED,
     }
@@ -279,28 +282,28 @@ def peak_rss_of(process: int | str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _parallelism(master: str) -> dict[str, str]:
-    """A few exchange partitions for each core, where they are all here."""
-    if (found := re.fullmatch(r"local\[(\d+|\*)(,\d+)?\]", master)) is None:
+def _parallelism(options: EngineOptions) -> dict[str, str]:
+    """A few exchange partitions for each core, where they are all here; one for what is short."""
+    if (found := re.fullmatch(r"local\[(\d+|\*)(,\d+)?\]", options.master)) is None:
         return {}
     cores = os.cpu_count() or 1 if found[1] == "*" else int(found[1])
-    return {"spark.sql.shuffle.partitions": str(_PARTITIONS_PER_CORE * cores)}
+    each = 1 if options.lifetime is Lifetime.SHORT else _PARTITIONS_PER_CORE
+    return {"spark.sql.shuffle.partitions": str(each * cores)}
 
 
-def _workers(master: str) -> dict[str, str]:
-    """Where this package is sure to be installed, workers need not import it one by one."""
-    here = re.fullmatch(r"local(\[[^\]]*\])?", master) is not None
-    return {"spark.python.daemon.module": "penstock.worker_daemon"} if here else {}
-
-
-def _protection(master: str) -> dict[str, str]:
-    """Where driver and executors are one process, nothing else needs to reach its ports.
-
-    They are on loopback, and other users of the host could use them; Spark makes up a secret, and
-    keeps it. A cluster has its own, which only its operator knows.
-    """
-    here = re.fullmatch(r"local(\[[^\]]*\])?", master) is not None
-    return {"spark.authenticate": "true"} if here else {}
+def _one_process(master: str) -> dict[str, str]:
+    """Settings for a driver and executors that are one process, if this master makes them so."""
+    if re.fullmatch(r"local(\[[^\]]*\])?", master) is None:
+        return {}
+    return {
+        # Nothing else needs to reach its ports, which other users of the host could use; Spark
+        # makes up a secret, and keeps it. A cluster has its own, which only its operator knows.
+        "spark.authenticate": "true",
+        # This package is sure to be installed, so workers need not import it one by one.
+        "spark.python.daemon.module": "penstock.worker_daemon",
+        # What tasks answer is handed over, and not sent through a socket to the same process.
+        "spark.task.maxDirectResultSize": str(64 << 20),
+    }
 
 
 def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
@@ -346,7 +349,9 @@ def _launch_environment(conf: Mapping[str, str], java: Java) -> dict[str, str]:
     Executors run this very interpreter: the first `python3` on the path lacks our packages. A
     cluster whose machines keep it elsewhere says so with `spark.pyspark.python`.
     """
-    wanted = _executor_python(conf)
+    # The launcher is a JVM of its own, which lives for a moment.
+    quick = os.environ.get("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    wanted = {**_executor_python(conf), "SPARK_LAUNCHER_OPTS": quick}
     if java.home is not None:
         wanted["JAVA_HOME"] = str(java.home)
     return wanted
@@ -375,11 +380,19 @@ def _launch(settings: Mapping[str, str], log: Path) -> None:
     from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is None:  # noqa: SLF001 - pyspark has no public way to start its JVM
+        threading.Thread(target=_import_ahead, name="penstock-imports", daemon=True).start()
         launch: Any = launch_gateway  # it has no types
         conf = SparkConf().setAll(list(settings.items()))
         with log.open("ab") as file:
             gateway = launch(conf, popen_kwargs={"stderr": file})
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+def _import_ahead() -> None:
+    """Import what PySpark needs as soon as the JVM answers, while that starts."""
+    with contextlib.suppress(ImportError):  # whoever needs it says so
+        for name in _NEXT_IMPORTS:
+            importlib.import_module(name)
 
 
 def _zip_package(directory: Path) -> Path:

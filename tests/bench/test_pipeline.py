@@ -219,6 +219,20 @@ def test_goals_of_updates_compare_with_the_peers_that_ran() -> None:
     assert all(f"{OURS} left 1 wrong rows" in chart.note for chart in report.charts)
 
 
+def test_updates_by_a_running_process_are_reported_beside_the_cold_ones() -> None:
+    updates = [
+        pipeline.WarmUpdate(seconds=seconds, cpu_s=2 * seconds, wrong=wrong)
+        for seconds, wrong in ((1.0, 0), (3.0, 2), (2.0, 1))
+    ]
+    report = pipeline.warm_report(1_000, updates)
+    what = f"1,000 events: {OURS}, {MORE} while penstock up runs"
+    assert {result.name: (result.value, result.unit) for result in report.results} == {
+        f"{what}, wall": (2.0, "s"),
+        f"{what}, CPU": (4.0, "s of CPU"),
+        f"{what}, wrong rows in all rounds": (3, "rows"),
+    }
+
+
 def test_a_peer_that_is_not_installed_is_left_out_and_named(tmp_path: Path) -> None:
     said: list[str] = []
     assert list(contestants(Bench(say=said.append))) == [OURS]

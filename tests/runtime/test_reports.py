@@ -149,11 +149,13 @@ def test_a_process_elsewhere_lives_as_long_as_it_is_heard_of() -> None:
 
 @dataclass
 class Counting:
-    """Counts what is written to a store; refuses it if told to."""
+    """Counts what is written to a store; refuses it, or keeps the answer back, if told to."""
 
     store: Consensus
     writes: int = 0
     refuses: bool = False
+    silent_at: int | None = None
+    """The number of a write that lands, and is never answered."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self.store, name)
@@ -166,7 +168,11 @@ class Counting:
         if self.refuses:
             raise Determinate(ErrorKind.PERMISSION_DENIED, "not yours")
         self.writes += 1
-        return await self.store.compare_and_set(key, new)
+        number = self.writes
+        result = await self.store.compare_and_set(key, new)
+        if number == self.silent_at:
+            await asyncio.Event().wait()
+        return result
 
 
 @pytest.fixture
@@ -186,6 +192,27 @@ async def until(holds: Callable[[], Any]) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "LOOK_S", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_process_that_leaves_in_the_middle_of_a_write_is_gone(
+    store: Counting, number: int
+) -> None:
+    store.silent_at = number
+    seen = Introspection(time.time)
+    activity = seen.task("materialization", "acme/views")
+    async with reporting(store.consensus, seen):
+        activity.runs("0100")
+
+        async def has_landed() -> bool:
+            if store.writes == 1:
+                activity.fails(Unavailable("away"), retry_in_s=9)
+            return store.writes == number and bool((await load_reports(store.consensus)).tasks)
+
+        await until(has_landed)
+        await asyncio.sleep(0.05)
+    assert await load_reports(store.consensus) == Reported()
 
 
 @pytest.mark.usefixtures("quick")

@@ -1,4 +1,4 @@
-"""dlt: files into Parquet files, as an append."""
+"""dlt: files into Parquet files, as an append, by its own readers or as Arrow tables."""
 
 from __future__ import annotations
 
@@ -14,27 +14,16 @@ from typing import Any
 import dlt
 import pyarrow.csv
 import pyarrow.parquet
+from dlt.sources.filesystem import filesystem, read_csv, read_jsonl, read_parquet
 
-CHUNK = 10_000
+READERS = {"jsonl": read_jsonl, "csv": read_csv, "parquet": read_parquet}
 
 
-def rows(directory: Path, kind: str) -> Iterator[Any]:
-    """Yield what the files hold: lists of documents, or Arrow tables."""
+def tables(directory: Path, kind: str) -> Iterator[Any]:
+    """Yield what the files hold as Arrow tables, which dlt passes on as they are."""
+    read = pyarrow.csv.read_csv if kind == "csv" else pyarrow.parquet.read_table
     for path in sorted(directory.glob(f"*.{kind}")):
-        if kind == "csv":
-            yield pyarrow.csv.read_csv(path)
-        elif kind == "parquet":
-            yield pyarrow.parquet.read_table(path)
-        else:
-            with path.open() as lines:
-                some = []
-                for line in lines:
-                    some.append(json.loads(line))
-                    if len(some) == CHUNK:
-                        yield some
-                        some = []
-                if some:
-                    yield some
+        yield read(path)
 
 
 def main() -> None:
@@ -42,13 +31,18 @@ def main() -> None:
     parser.add_argument("--input", type=Path, required=True, help="directory of the files")
     parser.add_argument("--format", required=True, help="jsonl, csv or parquet")
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
+    parser.add_argument("--arrow", action="store_true", help="read CSV or Parquet by pyarrow")
     arguments = parser.parse_args()
+    directory, kind = arguments.input, arguments.format
 
     dlt.config["runtime.dlthub_telemetry"] = False
     began = time.perf_counter()
-    events = dlt.resource(
-        rows(arguments.input, arguments.format), name="events", write_disposition="append"
-    )
+    events = (
+        dlt.resource(tables(directory, kind))
+        if arguments.arrow
+        else filesystem(directory.as_uri(), file_glob=f"*.{kind}") | READERS[kind]()
+    ).with_name("events")
+    events.apply_hints(write_disposition="append")
     with tempfile.TemporaryDirectory() as temp_dir:
         pipeline = dlt.pipeline(
             "events",

@@ -122,14 +122,14 @@ def commands() -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run the command line; the process's exit code says how it went."""
+    """Run the command line, and end the process; its exit code says how it went."""
     stops.own_process()
     try:
         commands()(prog_name="penstock")
     except SystemExit as ended:
-        if stops.code is None:
-            raise
-        stops.leave(ended.code if isinstance(ended.code, int) else 1)
+        if not isinstance(ended.code, int):
+            raise  # Python prints what it says
+        stops.leave(ended.code)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ class Stops:
         self._bound()
 
     def leave(self, code: int) -> NoReturn:
-        """End the process without waiting for threads that are blocked."""
+        """End the process without waiting for threads that are blocked.
+
+        Nor for Python to take itself apart, which is half a second after a command with Spark.
+        """
         self.code = code
         self._bound()
         for stream in (sys.stdout, sys.stderr):

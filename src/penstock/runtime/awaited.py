@@ -50,7 +50,8 @@ WEBHOOKS: Final = Awaited(
     "its webhooks", "see that the services behind `triggers` answer; the transaction is committed"
 )
 SPARK_STARTS: Final = Awaited(
-    "Spark to start", "it takes some seconds; half as many after penstock prepare"
+    "Spark to start",
+    "it takes some seconds, and twice as many where penstock prepare has not been run",
 )
 SPARK: Final = Awaited("Spark", "it works; penstock status shows the phase")
 

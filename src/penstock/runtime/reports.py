@@ -237,6 +237,7 @@ class _Reporter:
         self._sent: dict[Key, tuple[int, int]] = {}
         """Version and weight of what was sent."""
         self._wrote_at: float | None = None
+        self._began_to_write = False
         self._refused = False
 
     async def run(self) -> None:
@@ -266,6 +267,7 @@ class _Reporter:
             if self._sent.get(key) != version:
                 changed.append(activity.report())
         gone = tuple(key for key in self._sent if key not in versions)
+        self._began_to_write = True
         await self._append(Said(process=self._process(), tasks=tuple(changed), gone=gone))
         self._sent = versions
         self._wrote_at = self._introspection.now()
@@ -274,8 +276,9 @@ class _Reporter:
         """Say that this process ends; failures stay."""
         reports = (activity.report() for activity in self._introspection.activities)
         failed = tuple(report for report in reports if report.doing == "failed")
-        if self._refused or not (self._wrote_at or failed):
+        if self._refused or not (self._began_to_write or failed):
             return
+        self._log = None  # a write that was cancelled may have landed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDING_S):
                 await self._append(Left(process=self._id, failed=failed))

@@ -72,6 +72,27 @@ SQLITE: Document = {
         ],
     },
 }
+PYTHON: Document = {
+    **SQLITE,
+    "derive": {
+        "using": {
+            "python": {
+                "module": """
+from acme.sums import Document, IDerivation
+
+class Derivation(IDerivation):
+    def from_numbers(self, read):
+        sums = self.keyed.setdefault(read.doc.key, {"n": 0})
+        sums["n"] += read.doc.n
+        return [Document(key=read.doc.key, id=read.doc.id, sum=sums["n"])]
+"""
+            }
+        },
+        "transforms": [
+            {"name": "fromNumbers", "source": "acme/numbers", "shuffle": {"key": ["/key"]}}
+        ],
+    },
+}
 SPARK: Document = {
     "key": ["/key"],
     "schema": {
@@ -96,6 +117,7 @@ SPARK: Document = {
         ],
     },
 }
+LANGUAGES = {"sqlite": SQLITE, "python": PYTHON, "spark": SPARK}
 
 
 def numbers(start: int, count: int) -> list[Document]:
@@ -112,7 +134,7 @@ def check(place: Place, language: str, docs: list[Document]) -> None:
     for doc in place.read("acme/sums"):
         found.setdefault(doc["key"], []).append(doc["sum"])
     wanted = {key: [doc["n"] for doc in docs if doc["key"] == key] for key in "abc"}
-    if language == "sqlite":
+    if language != "spark":
         assert found == {key: list(accumulate(each)) for key, each in wanted.items()}
     else:
         assert {k: sum(v) for k, v in found.items()} == {k: sum(v) for k, v in wanted.items()}
@@ -130,6 +152,8 @@ def lose_local_copies(place: Place) -> None:
         ("sqlite", "leader.after-epoch"),
         ("sqlite", "derive.after-publish"),
         ("sqlite", "leader.after-commit-record"),
+        ("python", "derive.after-publish"),
+        ("python", "leader.after-commit-record"),
         ("spark", "leader.after-stats"),
     ],
 )
@@ -137,8 +161,7 @@ def test_a_leader_that_slept_while_another_took_over_publishes_nothing_that_coun
     tmp_path: Path, spark: SparkSession, language: str, frozen_at: str
 ) -> None:
     place = Place(tmp_path, spark)
-    derived = SQLITE if language == "sqlite" else SPARK
-    place.apply({"acme/numbers": NUMBERS, "acme/sums": derived}, {})
+    place.apply({"acme/numbers": NUMBERS, "acme/sums": LANGUAGES[language]}, {})
     place.append({"acme/numbers": numbers(0, 20)})
     zombie = start(place, freeze_at=frozen_at)
     zombie.frozen()

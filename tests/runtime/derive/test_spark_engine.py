@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -183,6 +184,23 @@ TYPES: list[tuple[str, Json, Json | Absent]] = [
     ("parse_json('[1]')", {}, [1]),
 ]
 """An expression, the schema of its location, and the value that comes out there."""
+
+
+def test_tables_of_letters_are_made_ahead_for_lambdas_that_need_them(spark: SparkSession) -> None:
+    from penstock.runtime.derive import spark_engine
+
+    started = []
+    for name in ("lower(sender)", "sender"):
+        text = f"select {name} as id from source"
+        lambda_ = judged(text, SOURCE, collection("acme/names", {"id": {"type": "string"}}))
+        spark_engine.make_ready(spark, [lambda_])
+        threads = [thread for thread in threading.enumerate() if thread.name == "penstock-cases"]
+        started.append(len(threads))
+        for thread in threads:
+            thread.join()
+    assert started == [1, 0]
+    jvm: Any = spark._jvm
+    assert jvm.java.lang.Class.forName(spark_engine._CASES)  # errors are passed over there
 
 
 def test_types(spark: SparkSession) -> None:

@@ -118,6 +118,19 @@ def test_what_is_known_of_a_lambda() -> None:
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 - our own
 
 
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("select lower(sender) as account from source", True),
+        ("select UPPER (sender) as account from source", True),
+        ("select sender as account from source where sender ilike 'a%'", True),
+        ("select sender as account, id as lower from source", False),
+    ],
+)
+def test_what_changes_the_case_of_letters(text: str, changes: bool) -> None:
+    assert accepted(text).may_change_case == changes
+
+
 # --- refusals ---
 
 ALLOW = "drop it, or set nonlinear: allow if results may depend on transactions"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -37,14 +38,34 @@ from penstock.runtime.derive.spark_query import SOURCE
 from penstock.runtime.derive.spark_sql import SparkLambda
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _ROW: Final = "$row"
 """The last part of an order that is made total."""
 
 _VIEW: Final = "penstock_"
 
+_CASES: Final = "org.apache.spark.sql.catalyst.util.CollationAwareUTF8String"
+
 _CONTAINERS: Final = (t.StructType, t.ArrayType, t.MapType)
+
+
+def make_ready(spark: SparkSession, lambdas: Iterable[SparkLambda]) -> None:
+    """Let Spark make what these lambdas will need, while their query is planned.
+
+    In a JVM that has just started, the first `lower` or `upper` makes a table of all letters: for
+    more than a second one task does that, and all others wait.
+    """
+    if any(each.may_change_case for each in lambdas):
+        threading.Thread(
+            target=_make_cases, args=[spark], name="penstock-cases", daemon=True
+        ).start()
+
+
+def _make_cases(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark has no public way to a class of Spark
+    with contextlib.suppress(Py4JError, OSError):  # whoever needs them makes them
+        jvm.java.lang.Class.forName(_CASES)
 
 
 class SparkTransform:

@@ -35,6 +35,7 @@ from penstock.runtime.derive.spark_functions import ADDS_UP
 from penstock.runtime.derive.spark_query import SOURCE, Output, QueryWalk, Result
 from penstock.runtime.derive.spark_text import QueryText, SyntaxMistake, insert
 
+_CASES: Final = re.compile(r"\b(?:lower|upper|lcase|ucase|initcap)\s*\(|\bilike\b", re.IGNORECASE)
 _SUBSTITUTED: Final = re.compile(r"\$\{")
 
 
@@ -77,6 +78,11 @@ class SparkLambda:
     """Each document is processed by itself, however documents are put into transactions."""
     outputs: tuple[OutputColumn, ...] | None
     """None if the columns are not known before it runs."""
+
+    @property
+    def may_change_case(self) -> bool:
+        """It seems to make letters small or large; told from words, which may mean others."""
+        return any(_CASES.search(text) for text in (self.text, *(view for _, view in self.views)))
 
     def explain(self) -> str:
         """One sentence, for people."""

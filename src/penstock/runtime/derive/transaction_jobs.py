@@ -207,11 +207,13 @@ class DeriveJobs:
         if self._opened is not None:
             return self._opened
         from penstock.runtime.derive.publish_jobs import Publishing
+        from penstock.runtime.derive.spark_engine import make_ready
         from penstock.runtime.prepared import Queries
         from penstock.shuffle.slice import Slice
 
         await self._runner.start(txn.read_bytes)
         spark, directory = self._runner.spark, self._runner.session_dir
+        make_ready(spark, self._task.lambdas.values())
         if directory is not None:
             self.files.beside.mkdir(parents=True, exist_ok=True)
         routing = split_shards(self._task.leader_task.shards)
