@@ -232,9 +232,10 @@ async def test_a_task_that_a_command_took_over_is_taken_back_when_that_has_ended
 
 
 async def test_applying_the_same_catalog_again_changes_nothing(here: Deployment) -> None:
+    write_documents(here.directory, "a", range(3))
     await here.apply(catalog_of("a"))
     async with here.up() as up:
-        await up.until(lambda: up.doing("acme/a-files") == "running")
+        await up.until_read("acme/a-files", 3)
         state = await here.state()
         moved = catalog_of("a")
         moved["collections"]["acme/unrelated"] = moved["collections"]["acme/a"]
