@@ -31,6 +31,7 @@ from penstock.cli import (
     preview,
     read,
     run,
+    schema,
     shuffle,
     status,
     task,
@@ -73,6 +74,7 @@ def _penstock(
 
 register(app, init.init)
 register(app, check.check)
+register(app, schema.schema)
 register(app, test.run_tests, "test")
 register(app, discover.discover)
 register(app, apply.apply)

@@ -1,0 +1,55 @@
+"""What `penstock check` says about the examples on a page."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock_docs.pages import Block, Region
+
+MAIN: Final = "catalog.yaml"
+BEFORE: Final = "before.yaml"
+"""A catalog that is applied before the other one is checked."""
+
+
+@contextlib.contextmanager
+def directory_of(examples: Iterable[Block]) -> Iterator[Path]:
+    """Write blocks to a new directory, and be there. YAML without a name is the catalog."""
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        for block in examples:
+            file = block.file or (MAIN if block.language == "yaml" else None)
+            if file is not None:
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                Path(file).write_text(block.text, encoding="utf-8")
+        yield Path(name)
+
+
+def penstock(*arguments: str) -> tuple[int, str]:
+    """Run a command in this process. Returns its exit code and all that it printed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    kept |= {"PENSTOCK_CATALOG": "", "NO_COLOR": "1", "TERM": "dumb"}
+    result = CliRunner().invoke(app, list(arguments), env=kept)
+    return result.exit_code, result.output
+
+
+def check(examples: list[Block], *, secrets: bool = False) -> tuple[int, str]:
+    """Check the catalog that blocks are."""
+    with directory_of(examples):
+        if Path(BEFORE).exists():
+            applied = penstock("apply", BEFORE)
+            if applied[0] != 0:
+                return applied
+        return penstock("check", MAIN, *([] if secrets else ["--without-secrets"]))
+
+
+def generate(region: Region) -> str:
+    """Return what is said about the blocks above, as a block."""
+    _, output = check(region.blocks_above(), secrets=True)
+    return f"```text\n{output.strip()}\n```"
