@@ -43,10 +43,20 @@ def check(examples: list[Block], *, secrets: bool = False) -> tuple[int, str]:
     """Check the catalog that blocks are."""
     with directory_of(examples):
         if Path(BEFORE).exists():
-            applied = penstock("apply", BEFORE)
-            if applied[0] != 0:
-                return applied
+            _apply(BEFORE, examples)
         return penstock("check", MAIN, *([] if secrets else ["--without-secrets"]))
+
+
+def _apply(catalog: str, examples: list[Block]) -> None:
+    """Apply a catalog, and append to each collection the documents that are named as it is."""
+    commands = [("apply", catalog)]
+    for block in examples:
+        if block.file is not None and block.file.endswith(".jsonl"):
+            commands.append(("append", block.file.removesuffix(".jsonl"), block.file))
+    for command in commands:
+        code, output = penstock(*command)
+        if code != 0:
+            raise RuntimeError(f"{examples[0].place}: penstock {' '.join(command)}: {output}")
 
 
 def generate(region: Region) -> str:
