@@ -39,21 +39,19 @@ def generate(region: Region) -> str:
 def _rows(schema: Mapping[str, Any], above: str) -> Iterator[tuple[str, ...]]:
     required = schema.get("required", ())
     for name, member in schema.get("properties", {}).items():
-        title = str(member.get("title") or _type(member)).replace("; ", ": ")
+        title = _what(member)
         default = "**required**" if name in required else _default(member)
         about = member.get("description", "") + _example(member)
         yield f"`{above}{name}`", title, default, about
         yield from _rows(member, f"{above}{name}.")
 
 
-def _type(member: Mapping[str, Any]) -> str:
-    words = {
-        "string": "a text",
-        "boolean": "true or false",
-        "array": "a list",
-        "number": "a number",
-    }
-    return words.get(str(member.get("type")), "")
+def _what(member: Mapping[str, Any]) -> str:
+    """Return what a value is. A title has limits after a semicolon."""
+    if "enum" in member:
+        return f"one of {', '.join(f'`{each}`' for each in member['enum'])}"
+    title, _, limits = str(member.get("title", "")).partition("; ")
+    return f"{title} ({limits})" if limits else title
 
 
 def _default(member: Mapping[str, Any]) -> str:
@@ -73,4 +71,6 @@ def _example(member: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    return value.strip('"') if isinstance(value, str) else json.dumps(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value.strip('"') if len(value) > 1 else value
