@@ -25,17 +25,24 @@ def generate(region: Region) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages that changed, and say which."""
-    stale = {}
-    for page in pages():
-        text = rendered(page, generate)
-        if text != page.read_text(encoding="utf-8"):
-            stale[page] = text
+    """Write the pages that changed, and say which. What cannot be generated is left as it is."""
+    failed = []
+
+    def attempt(region: Region) -> str:
+        try:
+            return generate(region)
+        except (LookupError, RuntimeError) as error:
+            failed.append(f"{region.place}: {error}")
+            return region.body
+
+    stale = {page: rendered(page, attempt) for page in pages()}
+    stale = {page: text for page, text in stale.items() if text != page.read_text("utf-8")}
     for page, text in stale.items():
         sys.stdout.write(f"{page.relative_to(ROOT)}\n")
         if "--check" not in arguments:
             page.write_text(text, encoding="utf-8")
-    return 1 if stale and "--check" in arguments else 0
+    sys.stderr.write("".join(f"{each}\n" for each in failed))
+    return 1 if failed or (stale and "--check" in arguments) else 0
 
 
 if __name__ == "__main__":

@@ -46,8 +46,7 @@ def keys_table(path: str, page: Path = PAGE) -> str:
     """Return the table of the keys of the mapping at a path."""
     found = [mapping for at, mapping in mappings() if at == path]
     if not found:
-        known = ", ".join(at for at, _ in mappings())
-        raise LookupError(f"the grammar has no mapping at {path!r}; it has: {known}")
+        raise LookupError(f"the grammar has no mapping at {path!r}: remove its section")
     links = _sections(page)
     rows = [
         (f"`{name}`", _type(key.form, links), _default(key), key.about)

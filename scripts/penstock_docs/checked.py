@@ -49,11 +49,9 @@ def check(examples: list[Block], *, secrets: bool = False) -> tuple[int, str]:
 
 def _apply(catalog: str, examples: list[Block]) -> None:
     """Apply a catalog, and append to each collection the documents that are named as it is."""
-    commands = [("apply", catalog)]
-    for block in examples:
-        if block.file is not None and block.file.endswith(".jsonl"):
-            commands.append(("append", block.file.removesuffix(".jsonl"), block.file))
-    for command in commands:
+    files = [block.file for block in examples if (block.file or "").endswith(".jsonl")]
+    appends = [("append", file.removesuffix(".jsonl"), file) for file in files if file]
+    for command in (("apply", catalog), *appends):
         code, output = penstock(*command)
         if code != 0:
             raise RuntimeError(f"{examples[0].place}: penstock {' '.join(command)}: {output}")

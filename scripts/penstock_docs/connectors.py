@@ -29,7 +29,7 @@ def connectors() -> dict[str, ConnectorSchemas]:
 def generate(region: Region) -> str:
     found = WHAT.fullmatch(region.what)
     if found is None or found["name"] not in connectors():
-        raise LookupError(f"{region.page.name}: there is nothing to generate for {region.what!r}")
+        raise LookupError(f"there is nothing to generate for {region.what!r}")
     schemas = connectors()[found["name"]]
     schema = schemas.config if found["part"] == "config" else schemas.resource
     rows = [*_rows(schema.value, "")]

@@ -41,8 +41,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        shown = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
-        return f"{shown}:{self.line}"
+        return f"{_shown(self.page)}:{self.line}"
 
     def mark(self, name: str) -> str | None:
         """Return what a mark says: `with` of `<!-- with: shop.yaml -->` is `shop.yaml`."""
@@ -89,6 +88,13 @@ class Region:
     text: str
     """The text of the whole page."""
     offset: int
+    body: str = ""
+    """What is there now."""
+
+    @property
+    def place(self) -> str:
+        line = self.text.count("\n", 0, self.offset) + 1
+        return f"{_shown(self.page)}:{line}"
 
     @property
     def heading(self) -> str:
@@ -107,7 +113,7 @@ def regions(page: Path, text: str | None = None) -> list[Region]:
     """Return the generated regions of a page."""
     text = page.read_text(encoding="utf-8") if text is None else text
     return [
-        Region(what=found["what"], page=page, text=text, offset=found.start())
+        Region(what=found["what"], page=page, text=text, offset=found.start(), body=found["body"])
         for found in _REGION.finditer(text)
     ]
 
@@ -117,10 +123,15 @@ def rendered(page: Path, generate: Callable[[Region], str]) -> str:
     text = page.read_text(encoding="utf-8")
 
     def region(found: re.Match[str]) -> str:
-        what = Region(what=found["what"], page=page, text=text, offset=found.start())
+        start, body = found.start(), found["body"]
+        what = Region(what=found["what"], page=page, text=text, offset=start, body=body)
         return f"<!-- generated: {found['what']} -->\n{generate(what).strip()}\n<!-- end -->"
 
     return _REGION.sub(region, text)
+
+
+def _shown(page: Path) -> Path:
+    return page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
 
 
 def headings(text: str) -> Iterator[tuple[int, str]]:

@@ -77,8 +77,12 @@ def persistd(
         bool | None,
         typer.Option("--cache/--no-cache", help="Answer heads from memory (PostgreSQL: yes)."),
     ] = None,
-    max_cached_shards: Annotated[int, typer.Option("--max-cached-shards", min=0)] = 10_000,
-    max_cached_bytes: Annotated[str, typer.Option("--max-cached-bytes")] = "256MiB",
+    max_cached_shards: Annotated[
+        int, typer.Option("--max-cached-shards", min=0, help="Most heads kept in memory.")
+    ] = 10_000,
+    max_cached_bytes: Annotated[
+        str, typer.Option("--max-cached-bytes", help="Most bytes kept in memory.")
+    ] = "256MiB",
     coalesce_max_batch: Annotated[
         int,
         typer.Option(
@@ -89,11 +93,18 @@ def persistd(
         int | None,
         typer.Option("--coalesce-concurrency", min=1, help="Transactions at once."),
     ] = None,
-    max_entry_bytes: Annotated[str, typer.Option("--max-entry-bytes")] = "64MiB",
+    max_entry_bytes: Annotated[
+        str, typer.Option("--max-entry-bytes", help="Largest entry that is accepted.")
+    ] = "64MiB",
     max_inflight: Annotated[
         int, typer.Option("--max-inflight", min=4, help="Operations under way at once.")
     ] = 1_024,
-    max_queue_per_key: Annotated[int, typer.Option("--max-queue-per-key", min=1)] = 64,
+    max_queue_per_key: Annotated[
+        int,
+        typer.Option(
+            "--max-queue-per-key", min=1, help="Most compare-and-sets that wait for one key."
+        ),
+    ] = 64,
     max_queue_bytes: Annotated[
         str, typer.Option("--max-queue-bytes", help="Payload of everything under way.")
     ] = "64MiB",

@@ -62,8 +62,8 @@ class Files:
                 "type": "number",
                 "exclusiveMinimum": 0,
                 "title": "a number of seconds",
-                "description": "Time between two listings: 30 by default, 10 for a URL. Changes of a "
-                "local directory are noticed at once.",
+                "description": "Time between two listings: by default 30, or 10 for a URL. Changes "
+                "of a local directory are noticed at once.",
                 "examples": [30],
             },
             "settle": {

@@ -86,7 +86,9 @@ CONFIG: Final = ConfigSchema(
             "bytes", 4 << 20, "Size of the body of a request; beyond, 413.", most=4 * TEXT_MAX
         ),
         "maxDocuments": _whole("documents", 10_000, "Documents in one request; beyond, 413."),
-        "maxConnections": _whole("connections", 1024, "An idle connection makes room for a new one."),
+        "maxConnections": _whole(
+            "connections", 1024, "An idle connection makes room for a new one."
+        ),
         "maxInflightBytes": _whole(
             "bytes", 64 << 20, "Bytes that are read or wait for a commit; beyond, 429."
         ),
