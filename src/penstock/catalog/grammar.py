@@ -356,7 +356,7 @@ COLLECTION = KeyedMapping(
             '"register" is an old form',
             "keep state with using: sqlite (migrations) or using: python",
         ),
-        "reset": Key("Start over with new journals; readers backfill.", FLAG, default=False),
+        "reset": Key("Start over with new journals; readers backfill.", FLAG),
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
     },
@@ -383,10 +383,8 @@ CAPTURE_BINDING = KeyedMapping(
 AUTO_DISCOVER = KeyedMapping(
     "autoDiscover",
     {
-        "addNewBindings": Key("Add bindings for new resources.", FLAG, default=False),
-        "evolveIncompatibleCollections": Key(
-            "Start over if a change is incompatible.", FLAG, default=False
-        ),
+        "addNewBindings": Key("Add bindings for new resources.", FLAG),
+        "evolveIncompatibleCollections": Key("Start over if a change is incompatible.", FLAG),
     },
 )
 CAPTURE = KeyedMapping(
@@ -519,7 +517,7 @@ MATERIALIZATION = KeyedMapping(
             KeyedMapping(
                 "triggers",
                 {
-                    "interval": Key("Call at most this often.", DURATION, default="0s"),
+                    "interval": Key("Call at most this often.", DURATION),
                     "config": _required("The webhooks.", ListOf("a list of webhooks", TRIGGER)),
                 },
             ),
