@@ -84,7 +84,6 @@ captures:
   a/files:
     endpoint: {connector: {image: penstock/source-files, config: {path: data}}}
     bindings: [{resource: {path: "*.jsonl"}, target: a/orders}]
-    autoDiscover: {addNewBindings: true}
     shards: {}
   a/own:
     endpoint:
@@ -117,7 +116,6 @@ tests:
     steps:
       - verify: {collection: {name: a/orders, partitions: {exclude: {region: [us]}}}, documents: []}
       - capture: {name: a/files, sample: sample.jsonl}
-storageMappings: {a/: {stores: [{provider: LOCAL, path: x}]}}
 """)
 
 

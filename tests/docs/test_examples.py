@@ -26,6 +26,7 @@ stands for any lines.
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import json
 import os
@@ -274,12 +275,14 @@ def test_sql_can_be_parsed(block: Block) -> None:
 # ------------------------------------------------------------------------------------------ marks
 
 
-def test_every_mark_is_known_and_every_exception_has_a_reason() -> None:
-    known = {"into", "excerpt", "not run", "generated", "end"}
+def test_no_mark_is_misspelt_and_every_exception_has_a_reason() -> None:
+    known = ["into", "excerpt", "not run", "generated", "end"]
     for page in pages():
         for block in blocks(page):
             for mark in block.marks:
-                assert mark.partition(":")[0] in known, f"{block.place}: {mark}"
+                name = mark.partition(":")[0]
+                meant = difflib.get_close_matches(name, known, n=1)
+                assert meant in ([], [name]), f"{block.place}: {mark}"
             reason = block.mark("not run")
             assert reason is None or len(reason.split()) >= 2, f"{block.place}: say why"
 
