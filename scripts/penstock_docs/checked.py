@@ -18,6 +18,9 @@ MAIN: Final = "catalog.yaml"
 BEFORE: Final = "before.yaml"
 """A catalog that is applied before the other one is checked."""
 
+VARIABLES: Final = {"ACME_DATA": "data", "PENSTOCK_CATALOG": "", "NO_COLOR": "1", "TERM": "dumb"}
+"""What examples find in the environment. `ACME_DATA` is the only variable that they may refer to."""
+
 
 @contextlib.contextmanager
 def directory_of(examples: Iterable[Block]) -> Iterator[Path]:
@@ -34,8 +37,7 @@ def directory_of(examples: Iterable[Block]) -> Iterator[Path]:
 def penstock(*arguments: str) -> tuple[int, str]:
     """Run a command in this process. Returns its exit code and all that it printed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    kept |= {"PENSTOCK_CATALOG": "", "NO_COLOR": "1", "TERM": "dumb"}
-    result = CliRunner().invoke(app, list(arguments), env=kept)
+    result = CliRunner().invoke(app, list(arguments), env=kept | VARIABLES)
     return result.exit_code, result.output
 
 
