@@ -19,7 +19,7 @@ BEFORE: Final = "before.yaml"
 """A catalog that is applied before the other one is checked."""
 
 VARIABLES: Final = {"ACME_DATA": "data", "PENSTOCK_CATALOG": "", "NO_COLOR": "1", "TERM": "dumb"}
-"""What examples find in the environment. `ACME_DATA` is the only variable that they may refer to."""
+"""The environment of examples. `ACME_DATA` is the only variable that they may refer to."""
 
 
 @contextlib.contextmanager

@@ -38,17 +38,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import sqlglot
 
 from penstock.catalog.diagnostics import Diagnostics
+from penstock.catalog.editor_schema import editor_schema
 from penstock.catalog.grammar import CATALOG
 from penstock.catalog.nodes import parse
+from penstock.connectors.builtin import BUILTIN
 from penstock.model import pointer
 from penstock_docs.checked import MAIN, directory_of, penstock
 from penstock_docs.pages import ROOT, Block, blocks, pages, regions
 
 HERE = Path(__file__).parent
+EDITOR = jsonschema_rs.Draft7Validator(editor_schema(BUILTIN))
 CHECKED = {(r.page, b.line) for p in pages() for r in regions(p) for b in r.blocks_above()}
 """Blocks that are shown with what `penstock check` says of them: test_generated.py."""
 
@@ -140,9 +144,24 @@ def test_catalogs_are_right(block: Block) -> None:
         Path(MAIN).write_text(block.text if as_it_is else json.dumps(catalog), encoding="utf-8")
         code, output = penstock("check", MAIN, "--without-secrets", "--allow-outside")
         assert code == 0, output
+        assert [found.message for found in EDITOR.iter_errors(catalog)] == [], "penstock schema"
         if catalog.get("tests") and '"spark":' not in json.dumps(catalog):
             code, output = penstock("test", MAIN)
             assert code == 0, output
+
+
+IN_EDITORS = [
+    *("E-KEY", "E-REQUIRED", "E-TYPE", "E-NAME", "E-OLD", "E-OLD-DERIVE", "E-TS", "E-DEKAF"),
+    *("E-SHUFFLE-LAMBDA", "E-CONN-IMAGE", "E-CONFIG", "E-REDUCE", "E-SCHEMA"),
+]
+"""Mistakes of form, which editors mark while they are typed. The others need the whole catalog."""
+
+
+@pytest.mark.parametrize("code", IN_EDITORS)
+def test_editors_mark_mistakes_of_form(code: str) -> None:
+    shown = {region.heading: region for region in regions(ROOT / "docs" / "troubleshooting.md")}
+    [block] = shown[code].blocks_above()
+    assert not EDITOR.is_valid(read(block.text, block.place))
 
 
 @pytest.mark.spark
