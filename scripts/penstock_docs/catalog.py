@@ -42,12 +42,12 @@ def mappings(form: Form = CATALOG, at: str = "") -> Iterator[tuple[str, KeyedMap
             return
 
 
-def keys_table(path: str, page: Path = PAGE) -> str:
-    """Return the table of the keys of the mapping at a path."""
+def keys_table(path: str, page: Path = PAGE, heading: str = "") -> str:
+    """Return the table of the keys of the mapping at a path, for the section of a heading."""
     found = [mapping for at, mapping in mappings() if at == path]
     if not found:
         raise LookupError(f"the grammar has no mapping at {path!r}: remove its section")
-    links = _sections(page)
+    links = {form: text for form, text in _sections(page).items() if text != heading}
     rows = [
         (f"`{name}`", _type(key.form, links), _default(key), key.about)
         for name, key in found[0].keys.items()
@@ -128,7 +128,7 @@ def refused_keys() -> str:
             f"`{name}`",
             path,
             f"[{key.code}](troubleshooting.md#{anchor(key.code)})",
-            key.message + (f": {key.hint}" if isinstance(key.hint, str) else ""),
+            key.hint if isinstance(key.hint, str) else "the error shows what to write",
         )
         for path, mapping in mappings()
         for name, key in mapping.keys.items()
@@ -140,4 +140,9 @@ def refused_keys() -> str:
 def generate(region: Region) -> str:
     if region.what == "refused keys":
         return refused_keys()
-    return keys_table(region.what.removeprefix(KEYS), region.page)
+    path = region.what.removeprefix(KEYS)
+    shown = keys_table(path, region.page, region.heading)
+    earlier = [each for each in regions(region.page) if each.heading == region.heading]
+    if earlier[0].offset == region.offset:
+        return shown
+    return f"`{path.rsplit('.', 1)[-1].removesuffix('[]')}` has these keys:\n\n{shown}"

@@ -162,6 +162,15 @@ def test_every_environment_variable_is_on_the_page() -> None:
     assert len(written) > 8
 
 
+def test_every_exit_code_is_on_the_page() -> None:
+    written = {
+        n for s in SOURCES for n in re.findall(r"^    exit_code = (\d+)", s.read_text(), re.M)
+    }
+    listed = (DOCS / "cli.md").read_text().split("## Exit codes")[1].split("\n## ")[0]
+    assert {"1", "2"} < written
+    assert sorted(code for code in written if f"\n| {code} |" not in listed) == []
+
+
 # -------------------------------------------------------------------------------- docs/connectors
 
 
