@@ -55,11 +55,16 @@ class _Draft:
 
 
 def build_derivation(
-    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
+    node: Node,
+    target: Known | None,
+    scope: Scope,
+    environ: Mapping[str, str] | None,
+    *,
+    deleted: bool = False,
 ) -> DerivationSpec | None:
     """Build the `derive` stanza of a collection; None if it names no supported engine.
 
-    `target` is the collection, None if it could not be built.
+    `target` is the collection, None if it could not be built; `deleted` if it is to be removed.
     """
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
@@ -71,7 +76,7 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
-    disabled = never_runs(node) or (target is not None and target.spec.delete)
+    disabled = never_runs(node) or deleted
     if not disabled:
         _check_enabled(transforms_node, scope)
     if engine in ("local", "connector"):

@@ -36,11 +36,11 @@ def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None)
             node = (collections or {}).get(after.name)
             return "\n    ".join(_located(problem, node) for problem in changed)
         problems = [p for p in incompatible(before, after) if not p.code.startswith("W-")]
-        if not problems and not after.reset:
+        if not problems:
             return None
         for journal in await journals.list(before.name):
             if journal.state.end > journal.state.begin:
-                return _objection(journal.name, problems, reset=after.reset)
+                return _objection(journal.name, problems)
         return None
 
     return check
@@ -48,7 +48,7 @@ def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None)
 
 def changed_migrations(before: CollectionSpec, after: CollectionSpec) -> Iterator[Problem]:
     """Yield every migration of a derivation that was recorded, and is not as it was."""
-    if before.derivation is None or after.derivation is None or after.delete:
+    if before.derivation is None or after.derivation is None:
         return
     published, now = before.derivation.migrations, after.derivation.migrations
     for i, text in enumerate(published):
@@ -80,10 +80,8 @@ def _located(problem: Problem, collection: Node | None) -> str:
     return text.replace("\n", "\n    ")
 
 
-def _objection(journal: str, problems: list[Problem], *, reset: bool) -> str:
+def _objection(journal: str, problems: list[Problem]) -> str:
     rows = [f"journal {journal} has documents"]
-    if reset:
-        rows.append("reset: true would discard them, which this release does not support")
     for problem in problems:
         rows.append(f"{problem.pointer or '/'}: {problem.message} [{problem.code}]")
         if problem.hint:

@@ -239,6 +239,5 @@ def build_shards(node: Node | None, scope: Scope, *, max_txn_s: int) -> Shards:
         log_level=reading.word(
             node, "logLevel", ("error", "warn", "info", "debug", "trace"), "info"
         ),
-        flags=reading.text_pairs(node.get("flags")),
         count=reading.whole(node, "count", None),
     )

@@ -14,7 +14,6 @@ from penstock.catalog.secret_references import check_references
 from penstock.errors import UserError
 from penstock.model.json_order import canonical_json
 from penstock.model.spec import (
-    AutoDiscover,
     CaptureBinding,
     CaptureSpec,
     Endpoint,
@@ -24,6 +23,7 @@ from penstock.model.spec import (
     MaterializationBinding,
     MaterializationSpec,
     OnIncompatible,
+    Shards,
     Trigger,
     Triggers,
 )
@@ -104,22 +104,27 @@ def build_capture(
     )
     if endpoint is None:
         return None
-    discover = node.get("autoDiscover")
     return CaptureSpec(
         name=name,
         endpoint=endpoint,
         bindings=tuple(bindings),
         interval_s=reading.seconds(node, "interval", CAPTURE_INTERVAL_S),
-        auto_discover=AutoDiscover(
-            add_new_bindings=reading.flag(discover, "addNewBindings"),
-            evolve_incompatible_collections=reading.flag(discover, "evolveIncompatibleCollections"),
-        )
-        if discover and discover.members
-        else None,
         redact_salt=node.text_of("redactSalt"),
-        shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_S),
-        delete=reading.flag(node, "delete"),
+        shards=_capture_shards(node.get("shards"), scope),
     )
+
+
+def _capture_shards(node: Node | None, scope: Scope) -> Shards:
+    count = node.get("count") if node else None
+    if count is not None:
+        scope.sources.error(
+            count,
+            "E-UNSUPPORTED",
+            '"count" is not supported for captures',
+            hint="remove it: the source says what can be read at the same time",
+            at=count.key_at,
+        )
+    return build_shards(node, scope, max_txn_s=MAX_TXN_S)
 
 
 def _check_python(endpoint: Node | None, scope: Scope) -> None:
@@ -193,7 +198,6 @@ def build_materialization(
         triggers=triggers,
         renamed_from=_renamed_from(name, node, scope),
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_MATERIALIZATION_S),
-        delete=reading.flag(node, "delete"),
     )
 
 
@@ -226,7 +230,6 @@ def _materialization_binding(
         on_incompatible=reading.word(
             node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, on_incompatible
         ),
-        at_least_once="atLeastOnce" in node.members,
         priority=reading.whole(node, "priority", 0),
         disable=reading.flag(node, "disable"),
         backfill=reading.whole(node, "backfill", 0),
@@ -336,7 +339,7 @@ def check_shared(
     first: dict[tuple[str, ...], tuple[str, Node]] = {}
     for task in tasks:
         bindings = scope.defined["materializations"][task.name].get("bindings")
-        if task.shards.disable or task.delete or bindings is None:
+        if task.shards.disable or bindings is None:
             continue
         for binding in bindings.items:
             resource = binding.get("resource")
@@ -398,7 +401,6 @@ def _triggers(
     for hook in hooks_node.items:
         _check_hook(hook, scope)
     return Triggers(
-        interval_s=reading.seconds(node, "interval", 0),
         hooks=tuple(
             Trigger(
                 url=hook.text_of("url") or "",

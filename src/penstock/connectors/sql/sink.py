@@ -147,11 +147,16 @@ class SqlSink(Materialization, Generic[C]):
         check_kind(path, live)
         if record is not None and record.state_key != state_key:
             return found  # a backfill makes it fit
+        shown = {f.pointer: f for f in fields if self.dialect.fold(f.name) in live.columns}
         for field in fields:
             column = live.columns.get(self.dialect.fold(field.name))
             if column is not None and self.dialect.fit(field, column.type) is Fit.FAILS:
                 needed = self.dialect.type_of(field)
                 found[field.name] = misfit(".".join(path), column.type, needed)
+            elif column is None and (there := shown.get(field.pointer)) is not None:
+                # A new column of another name would be empty in all rows that are there.
+                reason = f"column {there.name} shows {field.pointer}"
+                found[field.name] = FieldVerdict(constraint=Constraint.OPTIONAL, reason=reason)
         return found
 
     def apply(self, task: SinkTask, last: SinkTask | None, state: Json, *, epoch: int) -> Applied:
