@@ -148,7 +148,7 @@ async def test_every_objection_is_told_and_nothing_is_changed(
         "  collection acme/orders: has 11 documents",
         "  materialization acme/out: has 8 documents",
     ]
-    assert len(asked) == 4
+    assert len(asked) == 3
     assert await store.head(CATALOG_KEY, fresh=True) is None
 
 

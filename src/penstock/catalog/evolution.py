@@ -3,6 +3,8 @@
 A changed collection keeps its journals, so every document in them must be readable under the new
 schema (`journal.compatible`). A collection without documents may change in any way.
 
+A task whose paths were recorded as they were written is not moved to other files unnoticed.
+
 Migrations made the tables that a derivation's state is in, and never run again. So those of the
 recorded catalog stay as they are, and new ones follow them.
 """
@@ -10,6 +12,9 @@ recorded catalog stay as they are, and new ones follow them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from os.path import normpath
+from pathlib import Path
+from typing import Final
 
 from penstock.catalog.desired import Change, Check
 from penstock.catalog.diagnostics import Diagnostic
@@ -17,8 +22,12 @@ from penstock.catalog.nodes import Node
 from penstock.consensus.store import Consensus
 from penstock.journal.compatible import incompatible
 from penstock.journal.journals import Journals
-from penstock.model.spec import CollectionSpec
+from penstock.model import pointer
+from penstock.model.json_order import Json
+from penstock.model.spec import CaptureSpec, CollectionSpec, MaterializationSpec
 from penstock.model.violations import Problem
+
+_Task: Final = (CaptureSpec, MaterializationSpec)
 
 
 def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None) -> Check:
@@ -30,6 +39,9 @@ def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None)
 
     async def check(change: Change) -> str | None:
         before, after = change.before, change.after
+        if isinstance(before, _Task) and isinstance(after, _Task):
+            moved = list(moved_paths(before.endpoint.config.value, after.endpoint.config.value))
+            return "\n    ".join(moved) or None
         if not isinstance(before, CollectionSpec) or not isinstance(after, CollectionSpec):
             return None
         if changed := list(changed_migrations(before, after)):
@@ -44,6 +56,24 @@ def fits_stored(store: Consensus, collections: Mapping[str, Node] | None = None)
         return None
 
     return check
+
+
+def moved_paths(before: Json, after: Json, at: str = "") -> Iterator[str]:
+    """Yield paths that lead elsewhere since they are relative to the catalog.
+
+    Releases before that recorded paths as they were written, and a task read them relative to where
+    it ran. If that is here, the new path would leave what is there behind.
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in before.keys() & after.keys():
+            yield from moved_paths(before[name], after[name], pointer.child(at, name))
+    if not isinstance(before, str) or not isinstance(after, str) or before == after:
+        return
+    here = normpath(Path.cwd() / before)
+    made_absolute = not before.startswith("/") and after.endswith(f"/{normpath(before)}")
+    if made_absolute and here != after and Path(here).exists():
+        yield f"{at}: {before} was {here} until now, and would be {after}"
+        yield f"  hint: paths are relative to the catalog; to keep what is there, write {here}"
 
 
 def changed_migrations(before: CollectionSpec, after: CollectionSpec) -> Iterator[Problem]:

@@ -100,8 +100,9 @@ def _write(catalog: dict[str, Any], out: Path | None, count: int, *, as_json: bo
 def _of_catalog(path: Path, name: str | None) -> tuple[str, Endpoint, set[str]]:
     """Return the capture of a catalog, its endpoint, and the resources it has bindings for."""
     from penstock.catalog.build import load_catalog
+    from penstock.connectors.builtin import BUILTIN
 
-    captures = load_catalog([path], environ=None).captures
+    captures = load_catalog([path], environ=None, connectors=BUILTIN).captures
     chosen = [spec for spec in captures if name in (None, spec.name)]
     if len(chosen) != 1:
         known = ", ".join(spec.name for spec in captures)

@@ -54,6 +54,7 @@ class Files:
             "path": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory, or the URL of one",
                 "description": "Where the files are: a directory, or s3://bucket/prefix.",
                 "examples": ["data", "s3://bucket/incoming?region=eu-central-1"],

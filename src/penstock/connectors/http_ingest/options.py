@@ -52,6 +52,7 @@ def _file(description: str, example: str) -> Json:
     return {
         "type": "string",
         "minLength": 1,
+        "path": True,
         "title": "the path of a file",
         "description": description,
         "examples": [example],
@@ -103,6 +104,7 @@ RESOURCE: Final = ConfigSchema(
             "pattern": r"^(?!(healthz|openapi\.json)$)[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
             r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$",
             "maxLength": 255,
+            "identity": True,
             "title": "the path of a URL, without a slash at its beginning; letters, digits, "
             f"._~- and / between parts; not {' or '.join(RESERVED)}",
             "description": "Documents are sent by POST to this path.",

@@ -124,6 +124,17 @@ class SqlSink(Materialization, Generic[C]):
             case _:
                 return False
 
+    def verdicts(
+        self, fields: Sequence[TargetField], *, delta_updates: bool
+    ) -> dict[str, FieldVerdict]:
+        """Return what the database says of fields, whatever tables it has."""
+        found = verdicts(fields, delta_updates=delta_updates)
+        for field in fields:
+            if (reason := self.dialect.forbids(field.name)) is not None:
+                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
+                found[field.name] = forbidden
+        return found
+
     def validate(
         self,
         path: tuple[str, ...],
@@ -132,11 +143,7 @@ class SqlSink(Materialization, Generic[C]):
         delta_updates: bool,
         state_key: str,
     ) -> Mapping[str, FieldVerdict]:
-        found = verdicts(fields, delta_updates=delta_updates)
-        for field in fields:
-            if (reason := self.dialect.forbids(field.name)) is not None:
-                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
-                found[field.name] = forbidden
+        found = self.verdicts(fields, delta_updates=delta_updates)
         if not self.exists():
             return found
         with self.connected() as connection:

@@ -27,12 +27,12 @@ from typing import Final
 
 from penstock.errors import UserError
 from penstock.model import pointer
-from penstock.model.columns import Column, Kind, column_at
+from penstock.model.columns import Column, Kind, column_at, columns
 from penstock.model.reduce import Strategy
-from penstock.model.schema import CompiledSchema
+from penstock.model.schema import CompiledSchema, compiled
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec, Field, FieldSelection
-from penstock.native.plan import Members, Node, ReductionPlan, Value
+from penstock.native.plan import Members, Node, ReductionPlan, Value, compile_reduction
 from penstock.runtime.connector.materialize import Constraint, FieldVerdict, TargetField
 
 DOCUMENT: Final = "flow_document"
@@ -190,6 +190,46 @@ def _check_folding(chosen: Mapping[str, TargetField], where: str) -> None:
 
 def _refused(name: str, where: str, why: str, fix: str) -> UserError:
     return UserError(f"field {name} cannot be stored as asked", where=where, why=why, fix=fix)
+
+
+def negotiate(
+    collection: CollectionSpec,
+    key: Sequence[str],
+    selection: FieldSelection,
+    verdicts: Callable[[Sequence[TargetField]], Mapping[str, FieldVerdict]],
+    can_reduce: Callable[[TargetField], bool],
+    *,
+    delta_updates: bool,
+    where: str,
+) -> tuple[Selected, ReductionPlan]:
+    """Settle the fields of a binding, and how they are kept; raises `UserError`.
+
+    `verdicts` asks the connector for those that differ from the standard's.
+    """
+    schema = compiled(collection.read_schema.text)
+    offered = candidates(collection, schema, columns(schema.shape), key)
+    if not any(field.is_key for field in offered):
+        raise UserError(
+            "no field shows the key of the rows",
+            where=where,
+            why=f"groupBy: {', '.join(selection.group_by) or 'none'}",
+            fix="group by fields that the collection has",
+        )
+    standard = {f.name: standard_verdict(f, delta_updates=delta_updates) for f in offered}
+    chosen = select(offered, {**standard, **verdicts(offered)}, selection, where=where)
+    plan = compile_reduction(schema, key)
+    required = any(name == DOCUMENT for name, _ in selection.require)
+    try:
+        selected = choose(
+            chosen,
+            plan,
+            delta_updates=delta_updates,
+            document_required=required,
+            can_reduce=can_reduce,
+        )
+    except UserError as error:
+        raise UserError(error.what, where=where, why=error.why, fix=error.fix) from None
+    return selected, plan
 
 
 # ------------------------------------------------------------------------------------------ mode
