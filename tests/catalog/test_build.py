@@ -114,6 +114,7 @@ def test_secrets_stay_references(tmp_path: Path) -> None:
 captures:
   acme/db:
     endpoint: {connector: {image: penstock/source-postgres, config: config.yaml}}
+    shards: {disable: true}
     bindings: []
 """,
         config_yaml="password: ${env:PASSWORD}\n",

@@ -23,7 +23,7 @@ from penstock.catalog.grammar import CATALOG
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
-from penstock.catalog.targets import check_targets
+from penstock.catalog.targets import check_listeners, check_targets
 from penstock.catalog.tasks import build_capture, build_materialization
 from penstock.errors import UserError
 from penstock.model.observed import Observed
@@ -82,6 +82,7 @@ def build_catalog(
     _check_names(scope)
     catalog = _build(scope, environ, inferred or {})
     if connectors is not None:
+        check_listeners(catalog.captures, scope, connectors)
         check_targets(catalog.materializations, scope, connectors)
     return BuildResult(
         catalog=catalog,

@@ -136,14 +136,29 @@ def _instead(kind: TaskKind, images: Sequence[str]) -> str:
 
 def _unknown_image(kind: TaskKind, image: Node, connectors: Connectors, sources: Sources) -> None:
     images = connectors.images(kind)
-    close = nearest(image.text or "", images)
+    close = _meant(image.text or "", images)
     instead = _instead(kind, images)
+    other = "capture" if kind == "materialization" else "materialization"
+    known = kind != "derivation" and connectors.schemas(other, image.text or "") is not None
     sources.error(
         image,
         "E-CONN-IMAGE",
-        f'there is no connector "{image.text}" for a {kind}',
-        hint=f'did you mean "{close[0]}"?\n{instead}' if close else instead,
+        f'"{image.text}" is a connector for a {other}, not for a {kind}'
+        if known
+        else f'there is no connector "{image.text}" for a {kind}',
+        hint=f'did you mean "{close}"?\n{instead}' if close else instead,
     )
+
+
+def _meant(image: str, images: Sequence[str]) -> str | None:
+    """Return the image that was meant: one spelled alike, or with the word that was given."""
+    protocols = [each.removesuffix("…") for each in images if each.endswith("…")]
+    given, separator, package = image.partition(":" if ":" in image.split("/")[0] else "/")
+    if separator and package and (protocol := nearest(f"{given}:", protocols)):
+        return protocol[0] + package.split(":")[0]
+    word = image.rsplit("/", 1)[-1].split(":")[0].lower()
+    close = nearest(image, images) or [each for each in images if word and word in each]
+    return close[0] if close else None
 
 
 def _check_config(connector: Node, schema: ConfigSchema, sources: Sources) -> None:
@@ -170,6 +185,8 @@ def _report_config(
 
 def report(given: Node, schema: ConfigSchema, sources: Sources) -> None:
     """Report everything about a value that its schema does not allow."""
+    if given.pointer and not isinstance(given.value, Mapping):
+        return  # reported by the grammar
     for problem in schema.problems(given.plain()):
         node = given.closest(problem.pointer)
         at = node.key_at if problem.message.startswith("unknown key") else node.at

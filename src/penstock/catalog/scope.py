@@ -182,6 +182,9 @@ def _field_values(node: Node | None, known: Known | None, scope: Scope) -> tuple
     chosen = []
     for name, values in node.members.items() if node else ():
         field = _partition(name, values, known, scope)
+        if isinstance(values.value, tuple) and not values.items:
+            message = f'no value of partition "{name}" is listed'
+            scope.sources.error(values, "E-SELECTOR", message, hint="list some, or leave it out")
         scalars = [v.value for v in values.items if isinstance(v.value, bool | int | str | None)]
         if known and field:
             wanted = key_type(known.shape, field.location)

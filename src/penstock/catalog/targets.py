@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.catalog.connectors import Connectors
+from penstock.catalog.connectors import Connectors, schemas_of
 from penstock.catalog.nodes import Node
-from penstock.catalog.scope import Scope
+from penstock.catalog.scope import Known, Scope, key_type
 from penstock.errors import UserError
-from penstock.model.spec import CollectionSpec, MaterializationBinding, MaterializationSpec
+from penstock.model.columns import UUID_LOCATION
+from penstock.model.shape import locate
+from penstock.model.spec import CaptureSpec, MaterializationBinding, MaterializationSpec
 from penstock.runtime.connector.materialize import (
     Constraint,
     FieldVerdict,
@@ -44,7 +46,23 @@ def check_targets(
             _check_place(task, resource, connector, first, scope)
             known = scope.collections.get(binding.source.collection)
             if known is not None:
-                _Check(node, binding, known.spec, connector, connectors, scope).run()
+                _Check(node, binding, known, connector, connectors, scope).run()
+
+
+def check_listeners(tasks: Sequence[CaptureSpec], scope: Scope, connectors: Connectors) -> None:
+    """Report captures that need the same thing of this machine for themselves: an address, say."""
+    first: dict[str, tuple[str, Node]] = {}
+    for task in tasks:
+        endpoint = scope.defined["captures"][task.name].get("endpoint")
+        schemas = schemas_of("capture", endpoint, connectors)
+        if task.shards.disable or endpoint is None or schemas is None:
+            continue
+        for name, value in schemas.config.exclusive(task.endpoint.config.value):
+            other, see = first.setdefault(f"{name}={value}", (task.name, endpoint))
+            if other != task.name:
+                message = f"{task.name} and {other} both have {name}: {value}"
+                hint = "give each another one, or put their bindings into one capture"
+                scope.sources.error(endpoint, "E-SHARED", message, hint=hint, see=see)
 
 
 def _check_place(
@@ -80,14 +98,15 @@ class _Check:
         self,
         node: Node,
         binding: MaterializationBinding,
-        collection: CollectionSpec,
+        known: Known,
         connector: Materialization,
         connectors: Connectors,
         scope: Scope,
     ) -> None:
         self._at = node.get("fields") or node.get("source") or node
         self._binding = binding
-        self._collection = collection
+        self._known = known
+        self._collection = known.spec
         self._connector = connector
         self._connectors = connectors
         self._scope = scope
@@ -97,10 +116,12 @@ class _Check:
     def run(self) -> None:
         group = [self._collection.field(name) for name in self._binding.fields.group_by]
         key = tuple(field.location for field in group if field) or self._collection.key
-        named = {field.name for field in self._collection.fields}
         selection = self._binding.fields
+        shape = self._known.shape
+        stored = {f.name for f in self._collection.fields if f.location != UUID_LOCATION}
         chosen = (*(name for name, _ in selection.require), *selection.exclude, *selection.group_by)
-        if not named.issuperset(chosen):
+        keyed = all(locate(shape, at)[1] and key_type(shape, at) for at in key)
+        if not keyed or not stored.issuperset(chosen):
             return  # reported already
         try:
             selected, _ = negotiate(

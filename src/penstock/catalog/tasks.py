@@ -20,6 +20,7 @@ from penstock.catalog.paths import check_paths, placed, placed_text
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
 from penstock.catalog.secret_references import check_references
 from penstock.errors import UserError
+from penstock.model.columns import UUID_LOCATION
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import canonical_json
 from penstock.model.spec import (
@@ -316,7 +317,12 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
         if item.text in reading.texts(group_by):
             message = f'field "{item.text}" is both in groupBy and excluded'
             scope.sources.error(item, "E-FIELD", message)
+    grouped: dict[str, Node] = {}
     for item in group_by.items if group_by else ():
+        if item.text in grouped:
+            message = f'groupBy lists "{item.text}" twice'
+            scope.sources.error(item, "E-DUP", message, see=grouped[item.text])
+        grouped[item.text or ""] = item
         field = known.spec.field(item.text or "") if known else None
         if known and field:
             what = f'groupBy field "{field.name}"'
@@ -330,7 +336,11 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
 
 
 def _check_field(name: str, at: Node, known: Known | None, scope: Scope) -> None:
-    if known is not None and known.spec.field(name) is None:
+    field = known.spec.field(name) if known else None
+    if field is not None and field.location == UUID_LOCATION:
+        message = f'"{name}" is no column: only lambdas can read it'
+        scope.sources.error(at, "E-FIELD", message, hint="leave it out")
+    if known is not None and field is None:
         names = [f.name for f in known.spec.fields]
         scope.sources.error(
             at,

@@ -71,6 +71,17 @@ class ConfigSchema:
         names = [pointer.parse(each)[0] for each in marked]
         return {name: given.get(name, members[name].get("default")) for name in names}
 
+    def exclusive(self, given: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+        """Yield values that one task at a time can have (`"exclusive": True`), with their names.
+
+        Port 0 is any port that is free.
+        """
+        for each in _marked(self.value, "exclusive", ""):
+            (name,) = pointer.parse(each)
+            value = given.get(name, self.value["properties"][name].get("default"))
+            if value is not None and not str(value).endswith(":0"):
+                yield name, value
+
     def problems(self, given: Json) -> tuple[Problem, ...]:
         """Return everything that is wrong, as E-CONFIG at pointers into `given`."""
         found = [
@@ -100,9 +111,8 @@ class ConfigSchema:
                 yield _problem(at, f'"{name}" is missing', example and f"for example {example}")
             case Kind.AdditionalProperties(names):
                 for name in names:
-                    yield _problem(
-                        pointer.child(at, name), f'unknown key "{name}"', self._instead(name)
-                    )
+                    hint = self._instead(name, at)
+                    yield _problem(pointer.child(at, name), f'unknown key "{name}"', hint)
             case Kind.Type():
                 yield self._unexpected(at, f", found {_describe(error.instance)}")
             case _ if isinstance(error.instance, str) and SECRET_REFERENCE.search(error.instance):
@@ -114,11 +124,7 @@ class ConfigSchema:
 
     def _unexpected(self, at: str, found: str) -> Problem:
         """Describe a value at fault by the title of its innermost member."""
-        part, name = self.value, None
-        for token in pointer.parse(at):
-            inner = part.get("properties", {}).get(token, part)
-            part = inner if isinstance(inner, dict) else part
-            name = token
+        part, name = self._part(at), next(reversed(pointer.parse(at)), None)
         example = self._example(name) if name else None
         title = part.get("title") or _TYPES.get(str(part.get("type")), "another value")
         return _problem(
@@ -126,6 +132,13 @@ class ConfigSchema:
             f"expected {title.partition(';')[0] if found else title}{found}",
             f"for example {example}" if example else None,
         )
+
+    def _part(self, at: str) -> dict[str, Any]:
+        part = self.value
+        for token in pointer.parse(at):
+            inner = part.get("properties", {}).get(token, part)
+            part = inner if isinstance(inner, dict) else part
+        return part
 
     def _example(self, name: str) -> str | None:
         member = self.value.get("properties", {}).get(name)
@@ -135,8 +148,8 @@ class ConfigSchema:
         example = examples[0]
         return f"{name}: {example if isinstance(example, str) else canonical_json(example)}"
 
-    def _instead(self, name: str) -> str:
-        known = self.value.get("properties", {})
+    def _instead(self, name: str, at: str) -> str:
+        known = self._part(at).get("properties", {})
         by_folded = {k.casefold(): k for k in known}
         close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
         return f'did you mean "{by_folded[close[0]]}"?' if close else f"known: {', '.join(known)}"

@@ -65,6 +65,7 @@ CONFIG: Final = ConfigSchema(
             "type": "string",
             "pattern": r"^.+:[0-9]+$",
             "default": LISTEN,
+            "exclusive": True,
             "title": "HOST:PORT",
             "description": "Where to listen. Off loopback, TLS and a token are required.",
             "examples": [LISTEN],

@@ -108,7 +108,14 @@ class Server:
     @classmethod
     def of(cls, config: Json, where: str) -> Server:
         """Read an endpoint's configuration, and check what can be checked without its secrets."""
-        given = CONFIG_SCHEMA.read(config, where=f"{where}: endpoint.connector.config")
+        at = f"{where}: endpoint.connector.config"
+        given = CONFIG_SCHEMA.read(config, where=at)
+        if _ADDRESS.fullmatch(given["address"]) and not 0 < _place(given["address"])[1] < 1 << 16:
+            raise UserError(
+                "the port of `address` is not between 1 and 65535",
+                where=at,
+                fix="for example address: db.example.com:5432",
+            )
         return cls(config=Frozen(given), where=where)
 
     @property
