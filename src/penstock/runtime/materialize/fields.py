@@ -208,12 +208,13 @@ def negotiate(
     """
     schema = compiled(collection.read_schema.text)
     offered = candidates(collection, schema, columns(schema.shape), key)
-    if not any(field.is_key for field in offered):
+    shown = {field.pointer for field in offered}
+    if missing := [location for location in key if location not in shown]:
         raise UserError(
-            "no field shows the key of the rows",
+            f"no field shows {missing[0]}",
             where=where,
-            why=f"groupBy: {', '.join(selection.group_by) or 'none'}",
-            fix="group by fields that the collection has",
+            why="it is a part of the key of the rows",
+            fix="give it a name in projections of the collection",
         )
     standard = {f.name: standard_verdict(f, delta_updates=delta_updates) for f in offered}
     chosen = select(offered, {**standard, **verdicts(offered)}, selection, where=where)
