@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -110,9 +111,7 @@ def older(shop: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["check", "apply"])
-def test_paths_that_would_lead_elsewhere_are_refused(
-    shop: Path, older: Path, command: str
-) -> None:
+def test_paths_that_would_lead_elsewhere_are_refused(shop: Path, older: Path, command: str) -> None:
     found = penstock(command, "../shop", f"--data={shop}/.penstock", cwd=older)
     assert found.exit_code == 1
     said = " ".join(found.stderr.split())
@@ -155,3 +154,13 @@ def test_secrets_in_files_are_beside_the_catalog(shop: Path) -> None:
     catalog = load_catalog([shop / "catalog.yaml"], environ={}, connectors=BUILTIN)
     config = catalog.materializations[0].endpoint.config.value
     assert config["password"] == f"${{file:{shop}/tasks/secret.txt}}"
+
+
+def test_a_discovered_catalog_names_paths_as_seen_from_itself(shop: Path) -> None:
+    image = ("discover", "penstock/source-files", "--set", "path=shop/data", "--name", "new/files")
+    for out, path in (("shop/new.yaml", "data"), ("elsewhere/new.yaml", str(shop / "data"))):
+        assert penstock(*image, "--out", out, cwd=shop.parent).exit_code == 0
+        written = yaml.safe_load((shop.parent / out).read_text())
+        config = written["captures"]["new/files"]["endpoint"]["connector"]["config"]
+        assert config == {"path": path}
+        assert penstock("check", out, cwd=shop.parent).exit_code == 0
