@@ -1,9 +1,9 @@
 """Specs: the meaning of a catalog, as values.
 
-A spec holds no reference to a position or another spec: names stand for collections and tasks, code
-and schemas are inside, secrets stay references (`${env:NAME}`), and paths of endpoints are absolute.
-So a spec can be recorded, compared, and sent to another process, and the same catalog gives the
-same specs wherever a command runs.
+A spec holds no reference to a position or another spec: names stand for collections and tasks,
+code and schemas are inside, secrets stay references (`${env:NAME}`), and paths of endpoints are
+absolute. So a spec can be recorded, compared, and sent to another process, and the same catalog
+gives the same specs wherever a command runs.
 
 `fingerprint` is equal for equal specs, in any process and version of Python. Applying a catalog
 again leaves tasks alone whose fingerprint did not change.
