@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from penstock.model import pointer
 from penstock.model.json_order import Json
@@ -31,6 +31,13 @@ DIGITS_MAX = 38
 """Digits of a DECIMAL, in Spark and in Arrow."""
 DOUBLE_END = 2**1024 - 2**970
 """The smallest integer that rounds to infinity as a double."""
+FLOAT_DIGITS = 15
+"""Decimal digits that a double always keeps, and with it a JSON number that has a fraction."""
+
+MEANINGS: Final = frozenset({"date", "date-time", "integer", "number"})
+"""Formats of strings that write a moment or a number, and have a type of their own elsewhere."""
+READ_DECIMALS: Final[Mapping[str, tuple[int, int]]] = {"integer": (38, 0), "number": (38, 18)}
+"""Digits and scale under which Spark reads texts that write numbers, as it reads NUMERIC."""
 
 
 class Kind(enum.Enum):
@@ -67,6 +74,16 @@ class Column:
     """Of a STRUCT: the name of its hidden `_x`, if the object is open."""
     element: Column | None = None
     """Of an ARRAY: its items. Of a MAP: its values."""
+
+    @property
+    def meaning(self) -> str | None:
+        """The format of a text that writes a moment or a number; redacted text writes neither."""
+        means = self.kind is Kind.STRING and self.redact is None and self.logical in MEANINGS
+        return self.logical if means else None
+
+    @property
+    def is_numeric_text(self) -> bool:
+        return self.meaning in READ_DECIMALS
 
     @property
     def item(self) -> Column:
