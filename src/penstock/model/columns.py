@@ -334,7 +334,7 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
         case Kind.LONG if _is_number(value) and not LONG_MIN <= value <= LONG_MAX:
             return at, f"{_plain(value)} does not fit 64 bits"
         case Kind.DECIMAL if _is_number(value) and not _fits(value, column):
-            return at, f"{_plain(value)} does not fit DECIMAL({column.precision},{column.scale})"
+            return at, _misfit(value, column)
         case Kind.DOUBLE if isinstance(value, int) and abs(value) >= DOUBLE_END:
             return at, f"{_plain(value)} does not fit a double"
         case Kind.STRUCT if isinstance(value, dict):
@@ -355,6 +355,16 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
     return None
 
 
+def _misfit(value: float, column: Column) -> str:
+    kind = f"DECIMAL({column.precision},{column.scale})"
+    if is_beyond_doubles(value, column) and abs(value) < 10 ** (column.precision - column.scale):
+        return (
+            f"{_plain(value)} may have lost digits, of which a JSON number keeps {FLOAT_DIGITS}: "
+            "write numbers of more digits as strings with format: number"
+        )
+    return f"{_plain(value)} does not fit {kind}"
+
+
 def _is_number(value: Json) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -364,7 +374,13 @@ def _fits(value: float, column: Column) -> bool:
     _, digits, exponent = exact.as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
     whole = max(len(digits) + exponent, 0)
-    return -exponent <= column.scale and whole <= column.precision - column.scale
+    within = -exponent <= column.scale and whole <= column.precision - column.scale
+    return within and not (isinstance(value, float) and is_beyond_doubles(value, column))
+
+
+def is_beyond_doubles(value: float, column: Column) -> bool:
+    """True if two numbers of a DECIMAL's scale may be this double: one of them was written."""
+    return bool(column.scale) and abs(value) * 10**column.scale > 2**52
 
 
 def _plain(value: float) -> str:
