@@ -205,6 +205,14 @@ def _number(shape: Shape) -> Column:
     return _scalar(shape, Kind.DOUBLE)
 
 
+def inexact_digits(shape: Shape) -> int | None:
+    """Return the digits of a DECIMAL with a fraction, if they are more than a JSON number keeps."""
+    if shape.not_null != {"number"}:
+        return None
+    column = _number(shape)
+    return column.precision if column.scale and column.precision > FLOAT_DIGITS else None
+
+
 def _digits(bound: Number) -> int:
     return len(str(abs(int(bound))))
 
