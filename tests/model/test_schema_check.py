@@ -46,7 +46,7 @@ def root(**members: Any) -> dict[str, Any]:  # noqa: ANN401
             (
                 "E-SCHEMA",
                 "/properties/a/type",
-                'schema is not valid: ["decimal","null"] is not a type',
+                'schema is not valid: "decimal" is not a type',
                 "write type: string, format: number (exact, as text), or type: number with "
                 "multipleOf: 0.01, minimum and maximum (DECIMAL)",
             ),

@@ -207,7 +207,7 @@ def _not_a_schema(schema: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(
             code="E-SCHEMA",
             pointer=pointer.render(error.instance_path),
-            message=f"schema is not valid: {found} is not a type"
+            message=f"schema is not valid: {show_value(wrong) if wrong else found} is not a type"
             if is_type
             else f"schema is not valid: {describe_error(error, found)}",
             hint=known or (f"did you mean {near[0]}?" if near else None),
