@@ -30,7 +30,9 @@ EXAMPLE = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
 
 def rows() -> list[list[str]]:
     table = PAGE.partition("<!-- the types")[2].partition("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[3:]]
+    return [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()[3:]
+    ]
 
 
 def said(column: Column, kind: Any) -> str:  # noqa: ANN401 - a type of Spark
@@ -93,6 +95,7 @@ BATCHES = (
 )
 SPENT = Decimal("100000000000000000019.995")
 SHIPPING = Decimal("1.73")
+ASKED = "id BIGINT, placed STRING, price STRING"
 
 
 def in_postgresql(url: str) -> str:
@@ -143,16 +146,16 @@ def test_the_example_is_exact_over_several_transactions(
 
         frame = p.read("shop/orders")
         check_readers(frame)
-        source = spark.read.format("penstock").option("data", str(tmp_path / "data"))
-        through_python = source.option("collection", "shop/orders").load()
+        options = {"data": str(tmp_path / "data"), "collection": "shop/orders"}
+        through_python = spark.read.format("penstock").options(**options).load()
         assert through_python.dtypes == frame.dtypes
         check_readers(through_python)
         assert sorted(map(tuple, through_python.collect())) == sorted(map(tuple, frame.collect()))
 
         for texts in (
             p.read("shop/orders", keep_text=True),
-            source.option("collection", "shop/orders").option("keepText", "true").load(),
-            source.option("collection", "shop/orders").schema("id BIGINT, placed STRING, price STRING").load(),
+            spark.read.format("penstock").options(**options, keepText="true").load(),
+            spark.read.format("penstock").options(**options).schema(ASKED).load(),
         ):
             (first,) = texts.where("id = 0").select("placed", "price").collect()
             assert tuple(first) == ("2026-01-31T10:00:00.123456789+02:00", "0.10")
@@ -166,10 +169,10 @@ def check_readers(frame: DataFrame) -> None:
     assert (kinds["placed"], kinds["due"]) == ("timestamp", "date")
     small = frame.where("id < 12")
     ((price, shipping, placed, due),) = small.agg(
-        f.sum("price"), f.sum("shipping"), f.min("placed"), f.max("due")
+        f.sum("price"), f.sum("shipping"), f.min("placed").cast("string"), f.max("due")
     ).collect()
     assert (price, shipping) == (Decimal("20.005"), Decimal("1.71"))
-    assert placed == datetime.datetime(2026, 1, 31, 8, 0, 0, 123456)
+    assert placed == "2026-01-31 08:00:00.123456"
     assert due == datetime.date(2026, 2, 28)
 
 

@@ -44,7 +44,7 @@ def money(value: Any) -> Decimal:  # noqa: ANN401 - text, or what a driver makes
 
 
 def amounts(rng: random.Random, count: int) -> list[str]:
-    return [f"{rng.randrange(-10**12, 10**12) / 100:.2f}" for _ in range(count)]
+    return [f"{rng.randrange(-(10**12), 10**12) / 100:.2f}" for _ in range(count)]
 
 
 def test_sums_over_many_transactions_are_exact(place: SqlPlace) -> None:
@@ -152,5 +152,3 @@ def test_digests_are_text_whatever_their_format() -> None:
     assert type_of(TargetField(name="v", pointer="/v", column=column)) == "text"
     assert SqliteDialect().type_of(_numeral()) == "TEXT"
     assert type_of(_numeral("integer")) == "numeric"
-
-

@@ -115,14 +115,14 @@ def test_the_instant_and_the_number_are_those_that_were_written(spark: SparkSess
         {"at": "2024-02-29T01:30:00.123456789+02:00", "n": "10.10", "on": "2024-02-29"},
         {"at": "2016-12-31t23:59:60z", "n": "-1.5e-17", "on": None},
     ]
-    rows = as_spark_reads(spark, documents, ROOT).select("at", "n", "on").collect()
-    assert [tuple(row) for row in rows] == [
+    rows = as_spark_reads(spark, documents, ROOT).selectExpr("string(at)", "n", "on")
+    assert [tuple(row) for row in rows.collect()] == [
         (
-            datetime.datetime(2024, 2, 28, 23, 30, 0, 123456),
+            "2024-02-28 23:30:00.123456",
             Decimal("10.10"),
             datetime.date(2024, 2, 29),
         ),
-        (datetime.datetime(2017, 1, 1), Decimal("-1.5e-17"), None),
+        ("2017-01-01 00:00:00", Decimal("-1.5e-17"), None),
     ]
 
 

@@ -183,11 +183,7 @@ class Shape:
     def is_numeric_text(self) -> bool:
         """True if all values are texts that write numbers; redacted ones do not."""
         form = self.strings.content_encoding or self.strings.format
-        return (
-            self.not_null == {"string"}
-            and self.redact is None
-            and form in ("integer", "number")
-        )
+        return self.not_null == {"string"} and self.redact is None and form in ("integer", "number")
 
     @property
     def properties(self) -> Mapping[str, Property]:

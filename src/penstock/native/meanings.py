@@ -122,13 +122,15 @@ def _read_sql(value: str, column: Column, at: str, variables: Any) -> str:  # no
         return value
     match column.kind:
         case Kind.STRUCT:
-            parts = [
-                f"{sql.text(name)}, {_read_sql(f'{value}.{sql.name(name)}', inner, below, variables)}"
-                for name, inner, below in (
-                    (m.name, m.column, pointer.child(at, m.name)) for m in column.members
-                )
-                if inner is not None
-            ]
+            parts = []
+            for member in column.members:
+                if member.column is not None:
+                    inner, below = (
+                        f"{value}.{sql.name(member.name)}",
+                        pointer.child(at, member.name),
+                    )
+                    read = _read_sql(inner, member.column, below, variables)
+                    parts.append(f"{sql.text(member.name)}, {read}")
             hidden = [name for name in (column.nulls, column.extra) if name is not None]
             parts += [f"{sql.text(name)}, {value}.{sql.name(name)}" for name in hidden]
             return f"CASE WHEN {value} IS NOT NULL THEN named_struct({', '.join(parts)}) END"
@@ -158,7 +160,9 @@ def _instant_sql(value: str, wrong: str) -> str:
         f"{value} RLIKE '^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}[tT][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}"
         "([.][0-9]+)?([zZ]|[+-][0-9]{2}:[0-9]{2})$'"
     )
-    minute = f"CAST(concat(substr({value}, 1, 10), 'T', substr({value}, 12, 5), ':00Z') AS TIMESTAMP)"
+    minute = (
+        f"CAST(concat(substr({value}, 1, 10), 'T', substr({value}, 12, 5), ':00Z') AS TIMESTAMP)"
+    )
     seconds = f"CAST(substr({value}, 18, 2) AS BIGINT) * 1000000"
     fraction = f"rpad(regexp_extract({value}, '[.]([0-9]{{1,6}})', 1), 6, '0')"
     minutes = f"CAST(substr({value}, -5, 2) AS BIGINT) * 60 + CAST(substr({value}, -2) AS BIGINT)"
@@ -182,9 +186,7 @@ def _number_sql(value: str, wrong: str) -> str:
     exponent = f"coalesce(try_cast(regexp_extract({value}, '[eE](.*)', 1) AS INT), 0)"
     no_exponent = f"instr({value}, 'e') = 0 AND instr({value}, 'E') = 0"
     plain = f"{no_exponent} AND length(substring_index({value}, '.', -1)) <= {_SCALE}"
-    exact = (
-        f"({plain}) OR {after} - {exponent} - {zeros} <= {_SCALE} OR rtrim('0', {digits}) = ''"
-    )
+    exact = f"({plain}) OR {after} - {exponent} - {zeros} <= {_SCALE} OR rtrim('0', {digits}) = ''"
     read = f"try_cast({value} AS DECIMAL(38,{_SCALE}))"
     return f"coalesce(CASE WHEN {exact} THEN {read} END, {wrong})"
 
@@ -204,16 +206,14 @@ _CONVERSIONS: Final = {
 # ------------------------------------------------------------------------------ as Arrow kernels
 
 
-def read_rows(
-    rows: pyarrow.RecordBatch, root: Column, names: Sequence[str]
-) -> pyarrow.RecordBatch:
+def read_rows(rows: pyarrow.RecordBatch, root: Column, names: Sequence[str]) -> pyarrow.RecordBatch:
     """The same rows with the columns of these names as readers see them."""
     inner = {m.name: m.column for m in root.members if m.column is not None}
     batch: Any = rows
     arrays, fields = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
         if field.name in names and field.name in inner:
-            array = _read_array(inner[field.name], array, pointer.child("", field.name))  # noqa: PLW2901
+            array = _read_array(inner[field.name], array, pointer.child("", field.name))
         arrays.append(array)
         fields.append(pa.field(field.name, array.type, True, field.metadata))
     made: pyarrow.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -237,14 +237,10 @@ def _read_array(column: Column, array: Any, at: str) -> Any:  # noqa: ANN401 - A
         case Kind.ARRAY:
             items = _read_array(column.item, array.values, f"{at}/*")
             kind = pa.list_(pa.field("element", items.type))
-            return pa.ListArray.from_arrays(
-                _offsets(array), items, type=kind, mask=array.is_null()
-            )
+            return pa.ListArray.from_arrays(_offsets(array), items, type=kind, mask=array.is_null())
         case Kind.MAP:
             items = _read_array(column.item, array.items, f"{at}/*")
-            return pa.MapArray.from_arrays(
-                _offsets(array), array.keys, items, mask=array.is_null()
-            )
+            return pa.MapArray.from_arrays(_offsets(array), array.keys, items, mask=array.is_null())
         case _:
             meaning = column.meaning or ""
             try:

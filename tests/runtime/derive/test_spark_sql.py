@@ -320,7 +320,10 @@ TOTALS = collection(
         ("select id, sum(price) as price from source group by id", "price) as"),
         ("select id, max(price) as price from source group by id", "price) as"),
         ("select id, coalesce(price, 0.0) as price from source", "price, 0"),
-        ("select id, case when rate > 1 then price else rate end as price from source", "price else"),
+        (
+            "select id, case when rate > 1 then price else rate end as price from source",
+            "price else",
+        ),
         ("with c as (select id, price as p from source) select id, p + 1 as price from c", "p + 1"),
         (
             "select id, price from source "
@@ -344,7 +347,7 @@ def test_text_that_writes_a_number_is_not_added_as_a_double(text: str, at: str) 
         "select id, price from source",
         "select id, coalesce(price, '0') as price from source",
         "select id, sum(cast(price as decimal(38,2))) as price from source group by id",
-        "select id, case when cast(price as decimal(9,2)) > 1 then price else '0' end as price from source",
+        "select id, case when cast(price as int) > 1 then price else '0' end as price from source",
     ],
 )
 def test_text_that_writes_a_number_may_be_copied_and_cast(text: str) -> None:

@@ -228,7 +228,11 @@ def test_rows_come_in_the_order_of_documents_statements_and_rows() -> None:
             "select $m", {"m": "12345678901234567890.12"}, 1, "decimal_add", id="digits of money"
         ),
         pytest.param(
-            "select decimal_add(iif($s = '{}', 1, $s), 1)", {"s": "ten"}, 1, "expects numbers", id="words"
+            "select decimal_add(iif($s = '{}', 1, $s), 1)",
+            {"s": "ten"},
+            1,
+            "expects numbers",
+            id="words",
         ),
         pytest.param("select $s", {"s": "\ud800"}, 1, "UTF-8", id="a lone surrogate"),
         pytest.param("select cast(x'ff' as text) as s", {}, 1, "UTF-8", id="text that is none"),

@@ -722,7 +722,9 @@ class QueryWalk:
         elif not isinstance(node, _ARITHMETIC) and name not in NUMERIC_FUNCTIONS:
             return
         kinds = [(operand, self._type(operand)) for operand in operands]
-        found = next((operand for operand, kind in kinds if kind is not None and kind.numeral), None)
+        found = next(
+            (operand for operand, kind in kinds if kind is not None and kind.numeral), None
+        )
         mixed = any(kind is not None and kind.word in NUMBERS for _, kind in kinds)
         if found is None or (chooses and not mixed):
             return

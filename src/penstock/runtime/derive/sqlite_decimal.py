@@ -22,17 +22,18 @@ def add_decimals(db: apsw.Connection) -> None:
     """Give a connection the functions."""
     for name, operation in _OPERATIONS.items():
         db.create_scalar_function(name, _of_two(name, operation), 2, deterministic=True)
-    db.create_aggregate_function("decimal_sum", lambda: (_Sum(), _Sum.step, _Sum.final), 1)
+    db.create_aggregate_function("decimal_sum", _Sum, 1)
 
 
 def _of_two(
     name: str, operation: Callable[[decimal.Decimal, decimal.Decimal], str | int]
-) -> Callable[[apsw.SQLiteValue, apsw.SQLiteValue], str | int | None]:
-    def call(one: apsw.SQLiteValue, other: apsw.SQLiteValue) -> str | int | None:
-        if one is None or other is None:
+) -> Callable[..., str | int | None]:
+    def call(*given: apsw.SQLiteValue) -> str | int | None:
+        if None in given:
             return None
+        one, other = (_number(name, value) for value in given)
         try:
-            return operation(_number(name, one), _number(name, other))
+            return operation(one, other)
         except decimal.DecimalException:
             raise ValueError(f"the result of {name} has too many digits") from None
 
@@ -45,10 +46,11 @@ class _Sum:
     def __init__(self) -> None:
         self.total: decimal.Decimal | None = None
 
-    def step(self, value: apsw.SQLiteValue) -> None:
-        if value is not None:
-            total = decimal.Decimal(0) if self.total is None else self.total
-            self.total = _EXACT.add(total, _number("decimal_sum", value))
+    def step(self, *given: apsw.SQLiteValue) -> None:
+        for value in given:
+            if value is not None:
+                total = decimal.Decimal(0) if self.total is None else self.total
+                self.total = _EXACT.add(total, _number("decimal_sum", value))
 
     def final(self) -> str | None:
         return None if self.total is None else _text(self.total)

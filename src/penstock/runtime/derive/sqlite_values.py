@@ -209,8 +209,8 @@ def _real_of(field: Field, text: str) -> SqliteValue:
         return text
     if math.isfinite(value) and Decimal(repr(value)) != Decimal(text):
         raise NotConvertible(
-            f"{field.location} is {text[:100]}, and a REAL of SQLite does not keep all digits: take "
-            "the text, json_extract($flow_document, …), and add with decimal_add"
+            f"{field.location} is {text[:100]}, and a REAL of SQLite does not keep all digits: "
+            "take the text, json_extract($flow_document, …), and add with decimal_add"
         )
     return value
 
