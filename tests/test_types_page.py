@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import sqlite3
 from decimal import Decimal
@@ -13,8 +14,10 @@ import psycopg
 import pytest
 import yaml
 from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
 
 import penstock
+from penstock.cli.main import app
 from penstock.connectors.postgres.columns import type_of as postgres_type
 from penstock.connectors.sqlite.dialect import SqliteDialect
 from penstock.model.columns import Column, Kind, columns
@@ -90,8 +93,11 @@ def order(number: int, price: str, shipping: float) -> dict[str, Any]:
 
 BATCHES = (
     [order(n, "0.10", 0.1) for n in range(10)],
-    [order(10, "9.00", 0.7), order(11, "10.005", 0.01)],
-    [order(12, "99999999999999999999.99", 0.02)],
+    [
+        order(10, "9.00", 0.7),
+        order(11, "10.005", 0.01),
+        order(12, "99999999999999999999.99", 0.02),
+    ],
 )
 SPENT = Decimal("100000000000000000019.995")
 SHIPPING = Decimal("1.73")
@@ -144,6 +150,13 @@ def test_the_example_is_exact_over_several_transactions(
         assert total == SPENT
         assert first.astimezone(datetime.UTC).hour == 8
 
+        lines = CliRunner().invoke(app, ["read", "shop/orders", "--data", str(tmp_path / "data")])
+        (first,) = [doc for doc in map(json.loads, lines.stdout.splitlines()) if doc["id"] == 0]
+        assert (first["price"], first["placed"]) == (
+            BATCHES[0][0]["price"],
+            BATCHES[0][0]["placed"],
+        )
+
         frame = p.read("shop/orders")
         check_readers(frame)
         options = {"data": str(tmp_path / "data"), "collection": "shop/orders"}
@@ -177,10 +190,6 @@ def check_readers(frame: DataFrame) -> None:
 
 
 def test_the_tests_of_the_example_pass(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from penstock.cli.main import app
-
     (tmp_path / "catalog.yaml").write_text(EXAMPLE)
     done = CliRunner().invoke(app, ["test", str(tmp_path / "catalog.yaml")])
     assert done.exit_code == 0, done.output
