@@ -47,6 +47,7 @@ from penstock.journal.names import (
 )
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.state import (
+    UNKNOWN,
     Append,
     Compact,
     Create,
@@ -57,6 +58,7 @@ from penstock.journal.state import (
     Refused,
     Retain,
     Status,
+    apply,
 )
 
 HANDLES_MAX: Final = 4096
@@ -223,6 +225,16 @@ class Journals:
             name, Retain(offset=offset), unless=lambda s: s.readable and s.begin >= offset
         )
 
+    async def retain_all(self, cuts: Mapping[str, Retain]) -> None:
+        """Cut journals at exactly these offsets: all of them, under one revision, or none.
+
+        Refused if one cannot be cut there: it was sealed or compacted meanwhile. Within the limits
+        of `Consensus.compare_and_set_all`.
+        """
+        await self._commit(
+            [Command(self.log(name), _cuts(name, cut), roll_up=True) for name, cut in cuts.items()]
+        )
+
     async def compact(self, name: str, compact: Compact) -> JournalState:
         """The rows of some fragments have moved into one object."""
         return await self._change(name, compact)
@@ -309,6 +321,19 @@ def _on_readable(
         if not state.readable:
             raise Refused(f"the journal is {state.status.value}", where=name)
         return diff
+
+    return decide
+
+
+def _cuts(name: str, cut: Retain) -> Callable[[JournalState], Retain | None]:
+    def decide(state: JournalState) -> Retain | None:
+        if not state.readable:
+            raise Refused(f"the journal is {state.status.value}", where=name)
+        if state.begin >= cut.offset:
+            return None
+        if apply(state, cut, UNKNOWN).begin != cut.offset:
+            raise Refused("the records have changed", where=name)
+        return cut
 
     return decide
 
