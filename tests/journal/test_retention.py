@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import pytest
@@ -30,7 +30,7 @@ from penstock.journal.state import (
 from penstock.model.clock import Clock, Flag, Producer, duration
 from penstock.model.runs import Run
 
-NAMES = ("c/a", "c/b", "c/d")
+NAMES = ("c/a", "c/b")
 DAY = duration(24 * 3600)
 
 
@@ -38,9 +38,7 @@ def producer(number: int) -> Producer:
     return Producer(Producer.MULTICAST | number)
 
 
-def rows(
-    number: int, first: int, count: int = 1, *, kind: Flag = Flag.CONTINUE_TXN
-) -> Fragment:
+def rows(number: int, first: int, count: int = 1, *, kind: Flag = Flag.CONTINUE_TXN) -> Fragment:
     """Rows of a producer with clocks that count up from `first`."""
     run = Run(
         producer=producer(number),
@@ -116,10 +114,12 @@ def shown(name: str, records: list[Record], begin: int) -> list[tuple[int, int]]
     found = []
     for record in records:
         for visible in reader.read(record):
-            run, fragment = visible.run, visible.fragment
-            for row in range(run.rows):
-                if run.clock_min + row > visible.clock_gt and record.begin >= begin:
-                    found.append((record.begin, fragment.begin + run.first_offset + row))
+            run, first = visible.run, visible.fragment.begin + visible.run.first_offset
+            found += [
+                (record.begin, first + row)
+                for row in range(run.rows)
+                if run.clock_min + row > visible.clock_gt and record.begin >= begin
+            ]
     return found
 
 
@@ -135,28 +135,27 @@ class Writer:
 
 
 def steps() -> st.SearchStrategy[list[tuple[str, int, int, int]]]:
-    what = st.sampled_from(
-        ["rows", "rows", "commit", "commit", "again", "ack again", "roll back", "outside", "die"]
-        + ["retain"]
-    )
-    number, small = st.integers(1, 3), st.integers(0, 7)
-    return st.lists(st.tuples(what, number, small, small), max_size=40)
+    usual = ["rows", "commit"] * 3
+    rare = ["again", "again", "ack again", "roll back", "outside", "die", "retain"]
+    what = st.sampled_from(usual + rare)
+    number, small = st.integers(1, 2), st.integers(0, 5)
+    return st.lists(st.tuples(what, number, small, small), min_size=8, max_size=30)
 
 
-@settings(max_examples=300, deadline=None)
-@given(steps(), st.lists(st.integers(-30, 0), min_size=1, max_size=4), st.integers(1, 60))
+@settings(max_examples=250, deadline=None)
+@given(steps(), st.lists(st.integers(-30, 0), min_size=1, max_size=4), st.integers(1, 90))
 def test_a_reader_that_begins_at_the_cut_sees_what_is_behind_it(
     script: list[tuple[str, int, int, int]], skews: list[int], keep: int
 ) -> None:
     world, time, fresh = World(), 100, 4
-    writers = {number: Writer(number) for number in (1, 2, 3)}
+    writers = {number: Writer(number) for number in (1, 2)}
     dead: set[Producer] = set()
     closes: list[tuple[int, dict[str, int]]] = []
     for what, number, a, b in script:
         time += 5
         writer = writers[number]
         writer.clock = max(writer.clock + 1, time + skews[number % len(skews)])
-        names = NAMES[a % 3 : a % 3 + 1 + b % 2]
+        names = NAMES[a % 2 :]
         match what:
             case "rows":
                 for name in names:
@@ -184,6 +183,8 @@ def test_a_reader_that_begins_at_the_cut_sees_what_is_behind_it(
                 world.append({name: [ack(writer.number, clock)] for name in where})
             case "roll back" if writer.commits:
                 clock, where = writer.commits[-1]
+                if any(world.states[name].forgotten.clock >= clock for name in where):
+                    continue  # publishers never roll back; this is about what is there
                 back: dict[str, list[Record]] = {
                     name: [ack(writer.number, clock)] for name in writer.spans if name in where
                 }
@@ -191,9 +192,7 @@ def test_a_reader_that_begins_at_the_cut_sees_what_is_behind_it(
                     world.append(back)
                     writer.spans = {}
             case "outside" if not writer.spans:
-                world.append(
-                    {names[0]: [rows(writer.number, writer.clock, kind=Flag.OUTSIDE_TXN)]}
-                )
+                world.append({names[0]: [rows(writer.number, writer.clock, kind=Flag.OUTSIDE_TXN)]})
             case "die":
                 if writer.spans:
                     dead.add(producer(writer.number))
@@ -222,7 +221,7 @@ def _check(world: World, closes: list[tuple[int, dict[str, int]]], before: int) 
             assert latest < before, "nor does anything that was committed after what is young"
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), min_size=1, max_size=12))
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), min_size=1, max_size=12))
 def test_everything_that_is_old_and_closed_goes(script: list[tuple[int, int]]) -> None:
     world = World()
     for number, (at, count) in enumerate(script):
@@ -237,7 +236,7 @@ def test_everything_that_is_old_and_closed_goes(script: list[tuple[int, int]]) -
     assert all(state.begin == state.end for state in world.states.values())
 
 
-def _two_days(world: World) -> None:
+def _died_with_a_span_open(world: World) -> None:
     world.append({"c/a": [rows(1, 100), ack(1, 110)]})
     world.append({"c/a": [rows(2, 120)]})
     world.append({"c/a": [rows(3, 130), ack(3, 140)]})
@@ -246,12 +245,14 @@ def _two_days(world: World) -> None:
 
 def test_an_open_span_holds_until_its_writer_is_known_to_be_dead() -> None:
     world = World()
-    _two_days(world)
-    plan: Callable[..., int] = lambda **more: plan_cuts(  # noqa: E731
-        world.loaded, before=Clock(200), needs={}, **more
-    )["c/a"].offset
+    _died_with_a_span_open(world)
+
+    def plan(abandoned: Container[Producer] = ()) -> int:
+        cuts = plan_cuts(world.loaded, before=Clock(200), needs={}, abandoned=abandoned)
+        return cuts["c/a"].offset
+
     assert plan() == 2
-    assert plan(abandoned={producer(2)}) == 5
+    assert plan({producer(2)}) == 5
 
     late = Clock(140 + 3 * DAY)
     dead = abandoned_producers(world.loaded, now=late, expected=(), expecting=())
@@ -320,3 +321,55 @@ def test_a_journal_that_is_not_read_to_its_end_holds_what_was_committed_later() 
     assert {name: cut.offset for name, cut in cuts.items()} == {"c/a": 2}
     everything = plan_cuts(loaded, before=Clock(1000), needs={}, abandoned=EVERYBODY)
     assert {name: cut.offset for name, cut in everything.items()} == {"c/a": 4, "c/b": 4}
+
+
+def test_rows_and_their_repetitions_go_together() -> None:
+    """A reader that has not seen the first would take the second for new ones."""
+    world = World()
+    world.append({"c/a": [rows(1, 100), ack(1, 101)]})
+    world.append({"c/a": [rows(1, 100)]})
+    world.append({"c/a": [rows(1, 500), ack(1, 501)]})
+    assert plan_cuts(world.loaded, before=Clock(200), needs={})["c/a"].offset == 3
+    world.append({"c/a": [rows(1, 100)]})
+    assert plan_cuts(world.loaded, before=Clock(200), needs={}) == {}
+
+
+def test_rows_that_are_repeated_beside_new_ones_stay_as_long_as_they_would() -> None:
+    """Even if nobody commits the new ones: their writer is dead, and does not count."""
+    world = World()
+    world.append({"c/a": [rows(1, 100), ack(1, 101)]})
+    world.append({"c/a": [rows(1, 500, 2), ack(1, 502)]})
+    world.append({"c/a": [rows(1, 501, 3)]})
+    dead = {producer(1)}
+    assert plan_cuts(world.loaded, before=Clock(200), needs={}, abandoned=dead)["c/a"].offset == 2
+    assert plan_cuts(world.loaded, before=Clock(503), needs={}, abandoned=dead)["c/a"].offset == 8
+
+
+def test_a_span_and_the_commit_that_it_is_rolled_back_to_go_together() -> None:
+    """A reader that has not seen that commit could not make sense of the rollback."""
+    world = World()
+    world.append({"c/a": [rows(1, 100), ack(1, 101)]})
+    world.append({"c/a": [rows(2, 400), ack(2, 401)]})
+    world.append({"c/a": [rows(1, 500), ack(1, 101)]})
+    assert plan_cuts(world.loaded, before=Clock(200), needs={}) == {}
+    assert plan_cuts(world.loaded, before=Clock(402), needs={})["c/a"].offset == 6
+
+
+def test_an_ack_that_is_written_again_holds_nothing() -> None:
+    """Sessions begin with writing the ACKs of the one before, however long ago that was."""
+    world = World()
+    world.append({name: [rows(1, 100), ack(1, 101)] for name in NAMES})
+    world.append({"c/a": [rows(2, 500), ack(2, 501)]})
+    world.append({name: [ack(1, 101)] for name in NAMES})
+    cuts = plan_cuts(world.loaded, before=Clock(200), needs={})
+    assert {name: cut.offset for name, cut in cuts.items()} == {"c/a": 2, "c/b": 2}
+    world.retain(200, dead=frozenset())
+    assert plan_cuts(world.loaded, before=Clock(200), needs={}) == {}
+
+
+def test_nothing_goes_behind_records_that_contradict_each_other() -> None:
+    world = World()
+    world.append({"c/a": [rows(1, 100), ack(1, 101)]})
+    world.append({"c/a": [rows(1, 200, 5), ack(1, 202)]})
+    world.append({"c/a": [rows(2, 300), ack(2, 301)]})
+    assert plan_cuts(world.loaded, before=Clock(10_000), needs={})["c/a"].offset == 2

@@ -316,7 +316,7 @@ FRAGMENTS = KeyedMapping(
         "compressionCodec": Key("How files are compressed.", Choice(CODECS)),
         "length": Key("Target size of a file, in bytes.", WholeNumber(1)),
         "flushInterval": Key("Write a file at least this often.", DURATION),
-        "retention": Key("Drop files older than this.", DURATION),
+        "retention": Key("Forget documents this long after they were committed.", DURATION),
     },
 )
 COLLECTION = KeyedMapping(

@@ -40,7 +40,7 @@ from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
 FORMAT: Final = 4
-"""The format of diffs and states. 3 is the same without what is forgotten, 2 without digests either,
+"""The format of diffs and states. 3 is the same without `Forgotten`, 2 without digests either,
 1 without `Reseal` either."""
 
 PAGE_FORMAT: Final = 2

@@ -54,6 +54,7 @@ from penstock.journal.state import (
     Diff,
     Drop,
     JournalState,
+    Page,
     Record,
     Refused,
     Retain,
@@ -225,14 +226,18 @@ class Journals:
             name, Retain(offset=offset), unless=lambda s: s.readable and s.begin >= offset
         )
 
-    async def retain_all(self, cuts: Mapping[str, Retain]) -> None:
+    async def retain_all(self, cuts: Mapping[str, Retain], divided: Mapping[str, Page]) -> None:
         """Cut journals at exactly these offsets: all of them, under one revision, or none.
 
-        Refused if one cannot be cut there: it was sealed or compacted meanwhile. Within the limits
-        of `Consensus.compare_and_set_all`.
+        `divided` are the pages of which the pages of cuts are the rest. Refused if a journal cannot
+        be cut there any more: its records were sealed, or a page was merged with others. Within
+        the limits of `Consensus.compare_and_set_all`.
         """
         await self._commit(
-            [Command(self.log(name), _cuts(name, cut), roll_up=True) for name, cut in cuts.items()]
+            [
+                Command(self.log(name), _cuts(name, cut, divided.get(name)), roll_up=True)
+                for name, cut in cuts.items()
+            ]
         )
 
     async def compact(self, name: str, compact: Compact) -> JournalState:
@@ -325,13 +330,15 @@ def _on_readable(
     return decide
 
 
-def _cuts(name: str, cut: Retain) -> Callable[[JournalState], Retain | None]:
+def _cuts(name: str, cut: Retain, divided: Page | None) -> Callable[[JournalState], Retain | None]:
     def decide(state: JournalState) -> Retain | None:
         if not state.readable:
             raise Refused(f"the journal is {state.status.value}", where=name)
         if state.begin >= cut.offset:
             return None
-        if apply(state, cut, UNKNOWN).begin != cut.offset:
+        # A page says where rows are. Had a compactor moved them meanwhile, it would be wrong.
+        moved = divided is not None and divided not in state.pages
+        if moved or apply(state, cut, UNKNOWN).begin != cut.offset:
             raise Refused("the records have changed", where=name)
         return cut
 
