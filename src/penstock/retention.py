@@ -14,7 +14,7 @@ behind is garbage, or cut the next time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -35,7 +35,6 @@ from penstock.journal.retention import (
     Loaded,
     abandoned_producers,
     plan_cuts,
-    stretches,
 )
 from penstock.journal.sealing import write_page
 from penstock.journal.state import AckRecord, JournalState, Page, Record, Refused, Retain
@@ -44,13 +43,12 @@ from penstock.model.clock import NEVER, Clock, Producer, duration, elapsed
 from penstock.model.completed import STALENESS_HORIZON
 from penstock.model.producer_frontier import ProducerFrontier
 from penstock.model.spec import Catalog, CollectionSpec, MaterializationSpec
-from penstock.runtime.kinds import TaskSpec, kind_of, runnable_tasks, shards_of
+from penstock.runtime.kinds import TaskSpec, kind_of, runnable_tasks
 from penstock.runtime.pruning import ExpectedAcks, expected_acks
 from penstock.runtime.recovery import (
     Entries,
     Layout,
     RecoveryMachine,
-    has_positions,
     log_name,
     recovery_key,
 )
@@ -74,8 +72,6 @@ class Reading:
     collection: str
     binding: Binding | None
     """None if it cannot be known which journals it reads."""
-    started: bool
-    """It has read something before, and goes on from there."""
     positions: Mapping[str, Sequence[ProducerFrontier]] = field(default_factory=dict)
 
     def needs(self, journal: str, begin: int, abandoned: Iterable[Producer] = ()) -> int | None:
@@ -122,35 +118,28 @@ class Reading:
 async def readings(
     store: Consensus, catalog: Catalog, collections: Iterable[str]
 ) -> dict[str, list[Reading]]:
-    """Return by collection how far tasks have read it.
-
-    A binding that is disabled counts if it has read anything before: it goes on from there.
-    """
+    """Return by collection how far tasks have read it, disabled ones and their bindings too."""
     found: dict[str, list[Reading]] = {name: [] for name in collections}
     for spec in runnable_tasks(catalog):
         sources = [each for each in _sources(spec) if each[0] in found]
         if not sources:
             continue
         entries = await _entries(store, spec)
-        for collection, disabled, alone in sources:
-            reading = _reading(catalog, alone, collection, entries)
-            if reading.started or not disabled:
-                found[collection].append(reading)
+        for collection, alone in sources:
+            found[collection].append(_reading(catalog, alone, collection, entries))
     return found
 
 
-def _sources(spec: TaskSpec) -> Iterator[tuple[str, bool, TaskSpec]]:
-    """Yield for each binding what it reads, whether it is disabled, and the task with it alone."""
-    off = shards_of(spec).disable
+def _sources(spec: TaskSpec) -> Iterator[tuple[str, TaskSpec]]:
+    """Yield for each binding what it reads, and the task with it alone, and enabled."""
     if isinstance(spec, MaterializationSpec):
         for binding in spec.bindings:
             alone = replace(spec, bindings=(replace(binding, disable=False),))
-            yield binding.source.collection, off or binding.disable, alone
+            yield binding.source.collection, alone
     elif isinstance(spec, CollectionSpec) and (derivation := spec.derivation) is not None:
         for transform in derivation.transforms:
             only = replace(derivation, transforms=(replace(transform, disable=False),))
-            alone_derived = replace(spec, derivation=only)
-            yield transform.source.collection, off or transform.disable, alone_derived
+            yield transform.source.collection, replace(spec, derivation=only)
 
 
 async def _entries(store: Consensus, spec: TaskSpec) -> Entries:
@@ -167,14 +156,12 @@ def _reading(catalog: Catalog, alone: TaskSpec, collection: str, entries: Entrie
     try:
         (binding,) = _bindings(catalog, alone)
     except PenstockError:  # its connector is not installed here, or refuses its configuration
-        started = has_positions(entries)
-        return Reading(task=alone.name, collection=collection, binding=None, started=started)
+        return Reading(task=alone.name, collection=collection, binding=None)
     frontier = Layout({binding.index: binding.state_key}).decode(entries).committed_frontier
     return Reading(
         task=alone.name,
         collection=collection,
         binding=binding,
-        started=bool(frontier),
         positions={read.journal: read.producers for read in frontier},
     )
 
@@ -241,12 +228,14 @@ async def retain_collections(
     *,
     now: Clock,
     only: str | None = None,
+    records_max: int | None = None,
     dry_run: bool = False,
     stop: asyncio.Event | None = None,
 ) -> list[Retained]:
     """Forget what the collections of a catalog keep no longer; `stop` ends it after a collection.
 
-    Collections without retention are left alone, and left out of the answer.
+    Collections without retention are left alone, and left out of the answer. With `records_max`,
+    about so many of the oldest records of a collection are looked at, and the rest the next time.
     """
     store = planner.journals.store
     specs = {
@@ -264,7 +253,7 @@ async def retain_collections(
     for name, spec in specs.items():
         if stop is not None and stop.is_set():
             break
-        planning = _Planning(planner, spec, reading[name], expected, now)
+        planning = _Planning(planner, spec, reading[name], expected, now, records_max)
         for _ in range(ATTEMPTS_MAX):
             plan = await planning.run()
             if dry_run or not plan.cuts or await _carry_out(planner, plan):
@@ -294,22 +283,41 @@ class _Planning:
         readings: Sequence[Reading],
         expected: ExpectedAcks,
         now: Clock,
+        records_max: int | None,
     ) -> None:
         self._planner = planner
         self._spec = spec
         self._readings = readings
         self._expected = expected
         self._now = now
+        self._records_max = records_max
         self._retention_s = spec.fragments.retention_s or 0
         self._before = elapsed(now, duration(self._retention_s))
 
     async def run(self) -> _Plan:
         found = await self._planner.journals.list(self._spec.name)
         states = {journal.name: journal.state for journal in found}
-        loaded = {journal.name: await self._load(journal) for journal in found}
-        old = self._old(loaded)
-        for name in self._silent(loaded, old):
+        most = None if self._records_max is None else self._records_max // max(len(found), 1)
+        loaded = {journal.name: await self._load(journal, most) for journal in found}
+        for name in await asyncio.to_thread(self._silent, loaded):
             loaded[name] = await self._load(Journal(name=name, state=states[name]), whole=True)
+        return await asyncio.to_thread(self._decide, states, loaded)
+
+    async def _load(
+        self, journal: Journal, records_max: int | None = None, *, whole: bool = False
+    ) -> Loaded:
+        """Read a journal as far as it may be cut, and a little further."""
+        state, records = journal.state, list[Record]()
+        for page in state.pages:
+            blobs = self._planner.blobs
+            records += await asyncio.to_thread(read_page, blobs, page, journal.name)
+            enough = records_max is not None and len(records) >= records_max
+            if not whole and (enough or _newest(records) > self._before + REPEATED_WITHIN):
+                return Loaded(records=records, complete=False, forgotten=state.forgotten)
+        records += state.records
+        return Loaded(records=records, forgotten=state.forgotten)
+
+    def _decide(self, states: Mapping[str, JournalState], loaded: Mapping[str, Loaded]) -> _Plan:
         abandoned = abandoned_producers(
             loaded,
             now=self._now,
@@ -336,32 +344,21 @@ class _Planning:
             ),
         )
 
-    async def _load(self, journal: Journal, *, whole: bool = False) -> Loaded:
-        """Read a journal as far as it may be cut, and a little further."""
-        state, records = journal.state, list[Record]()
-        for page in state.pages:
-            blobs = self._planner.blobs
-            records += await asyncio.to_thread(read_page, blobs, page, journal.name)
-            if not whole and _newest(records) > self._before + REPEATED_WITHIN:
-                return Loaded(records=records, complete=False, forgotten=state.forgotten)
-        records += state.records
-        return Loaded(records=records, forgotten=state.forgotten)
-
-    def _old(self, loaded: Mapping[str, Loaded]) -> dict[str, Cut]:
+    def _old(self, loaded: Mapping[str, Loaded], abandoned: Container[Producer]) -> dict[str, Cut]:
         """Return where journals would be cut if nobody needed anything."""
-        return plan_cuts(loaded, before=self._before, needs={}, abandoned=EVERYBODY)
+        return plan_cuts(loaded, before=self._before, needs={}, abandoned=abandoned)
 
-    def _silent(self, loaded: Mapping[str, Loaded], old: Mapping[str, Cut]) -> list[str]:
+    def _silent(self, loaded: Mapping[str, Loaded]) -> list[str]:
         """Return the journals in which somebody may be dead, which is known by all of it."""
         return [
             name
-            for name, cut in old.items()
+            for name, cut in self._old(loaded, EVERYBODY).items()
             if not loaded[name].complete
             and any(
                 stretch.open_by is not None
                 and stretch.begin < cut.offset
                 and elapsed(self._now, stretch.last) >= STALENESS_HORIZON
-                for stretch in stretches(loaded[name].records)
+                for stretch in loaded[name].stretches
             )
         ]
 
@@ -383,7 +380,10 @@ class _Planning:
         cuts: Mapping[str, Cut],
         abandoned: frozenset[Producer],
     ) -> Held | None:
-        old = self._old(loaded)
+        # Where a journal was not read to its end, a span that looks open may be closed there.
+        whole = [each for each in loaded.values() if each.complete]
+        open_ = {stretch.open_by for each in whole for stretch in each.stretches}
+        old = self._old(loaded, {producer for producer in open_ if producer is not None})
         documents = sum(cut.documents for cut in old.values())
         documents -= sum(cut.documents for cut in cuts.values())
         if documents <= 0:
@@ -395,7 +395,7 @@ class _Planning:
                 need = reading.needs(name, states[name].begin, abandoned)
                 if need is not None and need < cut.offset:
                     tasks.add(reading.task)
-            for stretch in stretches(loaded[name].records):
+            for stretch in loaded[name].stretches:
                 producer = stretch.open_by
                 if producer and producer not in abandoned and stretch.begin < cut.offset:
                     writers.add(producer)

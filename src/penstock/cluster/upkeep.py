@@ -37,6 +37,9 @@ ROUND_S: Final = 30.0
 """Seconds that a compaction may take before it leaves the other journals to the next one; and
 retention, the other collections."""
 
+RECORDS_MAX: Final = 50_000
+"""Records of a collection that retention looks at in a round."""
+
 SHARE: Final = 0.05
 """Of the time: after a round, as much longer is rested."""
 
@@ -91,7 +94,9 @@ class Upkeep:
         except desired.NothingApplied:
             return
         with _budget() as enough:
-            done = await retain_collections(planner, catalog, now=wall_clock.now(), stop=enough)
+            done = await retain_collections(
+                planner, catalog, now=wall_clock.now(), records_max=RECORDS_MAX, stop=enough
+            )
         for each in done:
             if each.documents:
                 _log.info("upkeep: forgot %d documents of %s", each.documents, each.collection)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
@@ -44,16 +45,6 @@ _NOBODY_GOES_ON: Final = CLOCK_MAX
 
 REPEATED_WITHIN: Final = duration(3600)
 """Rows are appended a second time when a first append seemed to fail: long before this is over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """The oldest records of a journal."""
-
-    records: Sequence[Record]
-    complete: bool = True
-    """These are all that the journal has."""
-    forgotten: Forgotten = NOTHING_FORGOTTEN
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +69,20 @@ class Stretch:
         self.clock, self.last = max(self.clock, other.clock), max(self.last, other.last)
         self.revision = max(self.revision, other.revision)
         self.commits |= other.commits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """The oldest records of a journal."""
+
+    records: Sequence[Record]
+    complete: bool = True
+    """These are all that the journal has."""
+    forgotten: Forgotten = NOTHING_FORGOTTEN
+
+    @cached_property
+    def stretches(self) -> Sequence[Stretch]:
+        return stretches(self.records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +191,7 @@ def abandoned_producers(
     commit of the collection: a publisher refuses to close one after a day. The ACKs of `expected`
     producers are still to be written, as are ACKs of anybody to the journals in `expecting`.
     """
-    found = {name: stretches(loaded.records) for name, loaded in journals.items()}
+    found = {name: loaded.stretches for name, loaded in journals.items()}
     newest = max(
         (
             stretch.clock
@@ -233,7 +238,7 @@ def plan_cuts(
 
     Commits before `before` are old enough. Of a journal, records that end after `needs` stay.
     """
-    found = {name: stretches(loaded.records) for name, loaded in journals.items()}
+    found = {name: loaded.stretches for name, loaded in journals.items()}
     too_young = _too_young(journals, found, before)
     cuts: dict[str, int] = {}
     for name, loaded in journals.items():
