@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.catalog import desired
+from penstock.consensus.statelog import StateLog
 from penstock.errors import UserError
 from penstock.journal.blobs import open_blobs
 from penstock.journal.committed import VisibleRows
@@ -28,11 +29,14 @@ from penstock.journal.selector import EVERYTHING
 from penstock.journal.state import AckRecord, JournalState
 from penstock.journal.sweeping import collect_garbage
 from penstock.journal.timeline import BEGIN, TimelinePosition
+from penstock.journal.transaction import Intents
 from penstock.journal.upkeep import CompactionOptions, compact_all
 from penstock.journal.verify import verify
 from penstock.model.clock import Clock, Producer, duration
+from penstock.model.hints import Commit
 from penstock.native.arrow import to_arrow
 from penstock.retention import Retained, retain_collections
+from penstock.runtime.recovery import RecoveryMachine, log_name, recovery_key
 from penstock.status import statuses
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, now, reduced, task
 from support.deployments import SOON_S
@@ -151,6 +155,51 @@ def test_a_transaction_that_is_open_stays_with_everything_behind_it(tmp_path: Pa
         assert (await retained(place, later(31))).documents == 7
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("owed", [False, True])
+def test_a_transaction_of_a_dead_writer_is_told_from_one_whose_ack_is_to_come(
+    tmp_path: Path, *, owed: bool
+) -> None:
+    place = without_tasks(tmp_path)
+
+    async def run() -> Retained:
+        async with place.store() as store:
+            spec = (await desired.load(store)).collection(NAME)
+            assert spec is not None
+            blobs, root = open_blobs(place.settings.blob), layout(spec.write_schema.text)
+
+            def writer(days: float) -> Publisher:
+                return Publisher(
+                    Journals(store), blobs, Schemas(store), [Mapped(spec=spec)],
+                    producer=Producer.from_random(os.urandom(6)), now=lambda: later(days),
+                )  # fmt: skip
+
+            dead = writer(-41)
+            await dead.publish(0, to_arrow(accounts(0, 2), root))
+            await dead.flush()
+            for days in (-40, -39, -20, -1):
+                alive = writer(days)
+                await alive.publish(0, to_arrow(accounts(2, 3), root))
+                await alive.commit_now()
+            journals = Journals(store)
+            [journal] = await journals.list(NAME)
+            for count in (5, 2):  # what is younger is in a page that need not be read to cut
+                state = await journals.load(journal.name)
+                await seal(journals, blobs, journal.name, state.records[:count])
+            if owed:
+                intents = Intents((Commit(journal.name, dead.producer, later(-41)),))
+                key = recovery_key(log_name("capture", "acme/source"))
+                log = await StateLog.lead(store, key, RecoveryMachine())
+                await log.append(lambda _: (("put", b"AI", intents.encode()),))
+        return await retained(place, now())
+
+    done = asyncio.run(run())
+    if owed:
+        assert (done.documents, done.held and done.held.writers) == (0, 1)
+    else:
+        assert (done.documents, done.held) == (2 + 3 + 3, None)
+        assert len(place.read(NAME)) == 6
 
 
 def test_a_transaction_over_partitions_goes_as_a_whole(tmp_path: Path) -> None:
