@@ -21,8 +21,9 @@ from penstock.consensus.statelog import load as load_log
 from penstock.errors import PenstockError, UserError
 from penstock.journal.journals import Journals
 from penstock.journal.state import JournalState
-from penstock.model.clock import Clock, Producer, to_unix
+from penstock.model.clock import Clock, Producer, duration, elapsed, to_unix
 from penstock.model.spec import CaptureSpec, Catalog, MaterializationSpec
+from penstock.retention import readings
 from penstock.runtime import requests
 from penstock.runtime.diagnosis import (
     Facts,
@@ -69,6 +70,9 @@ class TaskStatus:
     """What the process that runs it says of it."""
     process: ProcessFacts | None
     at: float
+    holds: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Collections with documents that only stay because the task has not read them: their
+    retention, in seconds."""
 
     @property
     def state(self) -> str:
@@ -132,6 +136,7 @@ class TaskStatus:
             "transactions": 0 if running is None else running.transactions,
             "documents": 0 if running is None else running.documents,
             "process": None if self.process is None else self.process.name,
+            "holds_retention": sorted(self.holds),
             "uncommitted": []
             if lag is None
             else [
@@ -203,6 +208,7 @@ class _Gathering:
         stopped = await requests.all_stopped(self._store)
         recovered = await asyncio.gather(*map(self._recovered, specs))
         journals = await self._journals(frozenset[str]().union(*map(reads_of, specs)))
+        holds = await self._holds()
         nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
         found: dict[int, TaskStatus] = {}
         for stage in stages(nodes):  # what a task waits for is known before it is asked about
@@ -214,6 +220,7 @@ class _Gathering:
                     recovered=known,
                     lag=None if bindings is None else self._lag(bindings, known, journals),
                     upstream=self._upstream(at, found, stage.tasks),
+                    holds=holds.get(specs[at].name, {}),
                 )
         return [found[at] for at in range(len(specs))]
 
@@ -225,6 +232,24 @@ class _Gathering:
             for name, found in zip(names, listed, strict=True)
         }
 
+    async def _holds(self) -> dict[str, dict[str, int]]:
+        """Return by task the collections whose retention waits for it."""
+        kept = {
+            each.name: each.fragments.retention_s
+            for each in self._catalog.collections
+            if each.fragments.retention_s
+        }
+        found: dict[str, dict[str, int]] = {}
+        if not kept:
+            return found
+        journals = await self._journals(kept)
+        for name, some in (await readings(self._store, self._catalog, kept)).items():
+            before = elapsed(self._now, duration(kept[name]))
+            for reading in some:
+                if reading.holds(journals[name], before):
+                    found.setdefault(reading.task, {})[name] = kept[name]
+        return found
+
     def _status(
         self,
         spec: TaskSpec,
@@ -233,6 +258,7 @@ class _Gathering:
         recovered: Recovered,
         lag: Lag | None,
         upstream: Sequence[Upstream],
+        holds: Mapping[str, int],
     ) -> TaskStatus:
         kind = kind_of(spec)
         process, report = self._reported.of(kind, spec.name)
@@ -257,6 +283,7 @@ class _Gathering:
             report=report,
             process=about,
             at=self._at,
+            holds=holds,
         )
 
     def _process(self, process: ProcessReport) -> ProcessFacts:

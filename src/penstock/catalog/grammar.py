@@ -324,7 +324,7 @@ FRAGMENTS = KeyedMapping(
             "remove it: a transaction stores its documents when it commits, and none wait for a\n"
             "file to fill up. penstock compact joins small files",
         ),
-        "retention": Key("Drop files older than this.", DURATION),
+        "retention": Key("Forget documents this long after they were committed.", DURATION),
     },
 )
 COLLECTION = KeyedMapping(

@@ -30,6 +30,7 @@ from penstock.cli import (
     prepare,
     preview,
     read,
+    retain,
     run,
     shuffle,
     status,
@@ -87,6 +88,7 @@ register(app, fragments.fragments)
 register(app, shuffle.shuffle)
 register(app, demo.demo)
 register(app, compact.compact)
+register(app, retain.retain)
 register(app, gc.gc)
 register(app, verify.verify)
 register(app, persistd.persistd)
