@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.tables import TableColumn, print_table
@@ -200,7 +201,8 @@ def check(
     catalogs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Catalog files, or directories with a catalog.yaml.", show_default=False
+            help="Catalog files, or directories with a catalog.yaml; ./catalog.yaml by default.",
+            show_default=False,
         ),
     ] = None,
     task: Annotated[str, typer.Option("--task", help="Only this task.")] = "",
@@ -218,9 +220,7 @@ def check(
     from penstock.catalog.build import load_catalog
     from penstock.connectors.builtin import BUILTIN
 
-    mains = [*(catalogs or ()), *settings.catalog]
-    if not mains:
-        raise UsageError("no catalog given", fix="penstock connector check catalog.yaml")
+    mains = main_files(settings, catalogs, "connector check")
     catalog = load_catalog(
         mains, environ=os.environ, allow_outside=allow_outside, connectors=BUILTIN
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.apply import applied_first, summary
+from penstock.cli.apply import Yes, applied_first, summary
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
@@ -33,6 +33,7 @@ def controller(
             metavar="URL",
         ),
     ] = "grpc://127.0.0.1:7100",
+    yes: Yes = False,
 ) -> None:
     """Tell a cluster what the applied catalog wants to run, until SIGTERM or Ctrl-C.
 
@@ -49,10 +50,10 @@ def controller(
 
     address = ServiceAddress.parse(cluster, default_port=DEFAULT_PORT)
     check_clear(address)
-    stops.run(_control(settings, address))
+    stops.run(_control(settings, address, yes=yes))
 
 
-async def _control(settings: Settings, address: ServiceAddress) -> None:
+async def _control(settings: Settings, address: ServiceAddress, *, yes: bool) -> None:
     from penstock.cluster.claim import this_process
     from penstock.cluster.controller import Controller
     from penstock.cluster.remote import RemoteCluster
@@ -61,7 +62,7 @@ async def _control(settings: Settings, address: ServiceAddress) -> None:
     stopping = asyncio.Event()
     async with opened(settings, create=bool(settings.catalog)) as store:
         if settings.catalog:
-            applied = await applied_first(store, settings.catalog)
+            applied = await applied_first(store, settings.catalog, yes=yes)
             stderr.print(summary(applied, dry_run=False), markup=False)
         catalog = AppliedCatalog(store)
         cluster = RemoteCluster(address)

@@ -50,7 +50,7 @@ def demo(
         stderr.print(f"wrote {directory / 'catalog.yaml'} and its sample data", markup=False)
     with contextlib.chdir(directory), _opened(settings) as penstock:
         catalog = load_catalog([Path("catalog.yaml")], environ=os.environ)
-        penstock.apply("catalog.yaml")
+        penstock.apply("catalog.yaml", remove=True)
         stderr.print("checked and applied the catalog", markup=False)
         try:
             with _step("running captures, derivations and materializations"):

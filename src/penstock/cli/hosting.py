@@ -25,14 +25,16 @@ _LOOK_S: Final = 1.0
 
 
 @contextlib.asynccontextmanager
-async def deployed(settings: Settings, *, command: str, create: bool) -> AsyncIterator[Consensus]:
+async def deployed(
+    settings: Settings, *, command: str, create: bool, yes: bool = False
+) -> AsyncIterator[Consensus]:
     """Within this, the process runs the tasks of its data directory; catalogs are applied first."""
     from penstock.deployment import running_up
 
     async with opened(settings, create=create) as store:
         with running_up(settings, command):
             if settings.catalog:
-                applied = await applied_first(store, settings.catalog)
+                applied = await applied_first(store, settings.catalog, yes=yes)
                 stderr.print(summary(applied, dry_run=False), markup=False)
             yield store
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from penstock.cli import child
-from penstock.cli.apply import applied_first, summary
+from penstock.cli.apply import Yes, applied_first, summary
 from penstock.cli.cluster import UnifiedRuntime
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
@@ -54,6 +54,7 @@ def local_stack(
         typer.Option("--free-ports", help="Take free ports, instead of those named here."),
     ] = False,
     unified_runtime: UnifiedRuntime = True,
+    yes: Yes = False,
 ) -> None:
     """Run consensus, a cluster and its controller, each as a process, until Ctrl-C.
 
@@ -65,10 +66,10 @@ def local_stack(
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     ports = Ports.free() if free_ports else Ports()
-    stops.run(_stack(settings, ports, unified=unified_runtime))
+    stops.run(_stack(settings, ports, unified=unified_runtime, yes=yes))
 
 
-async def _stack(settings: Settings, ports: Ports, *, unified: bool) -> None:
+async def _stack(settings: Settings, ports: Ports, *, unified: bool, yes: bool) -> None:
     from penstock.deployment import check_not_lost
 
     check_not_lost(settings)
@@ -104,7 +105,7 @@ async def _stack(settings: Settings, ports: Ports, *, unified: bool) -> None:
             await persistd.start()
             if settings.catalog:
                 async with opened(served, create=True) as store:
-                    applied = await applied_first(store, settings.catalog)
+                    applied = await applied_first(store, settings.catalog, yes=yes)
                     stderr.print(summary(applied, dry_run=False), markup=False)
             await cluster.start()
             await controller.spawn()  # it has nothing to say before a catalog is applied

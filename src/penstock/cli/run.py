@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.apply import Yes
+from penstock.cli.catalogs import applied_or_here
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
@@ -72,6 +74,7 @@ def run(
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Run tasks until everything that is there when it starts has been processed.
 
@@ -88,7 +91,7 @@ def run(
 
     Example: penstock run catalog.yaml --task acme/views
     """
-    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
+    settings = applied_or_here(settings, catalogs)
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
     running = _run(
         settings,
@@ -98,6 +101,7 @@ def run(
         take_over=take_over,
         install=install,
         admin_port=admin_port,
+        yes=yes,
     )
     stops.run(running)
 
@@ -137,6 +141,7 @@ async def _run(
     take_over: bool,
     install: bool,
     admin_port: int | None,
+    yes: bool,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
     from penstock.deployment import refuse_beside_up, taking_over
@@ -149,7 +154,7 @@ async def _run(
     async with contextlib.AsyncExitStack() as stack:
         async with _answering(settings, until, limit_s):
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
-            catalog = await current_catalog(store, settings)
+            catalog = await current_catalog(store, settings, yes=yes)
             specs = tasks_to_run(catalog, names)
             await _check_not_stopped(store, names)
             if take_over:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
@@ -28,7 +29,8 @@ def run_tests(
     catalogs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Catalog files, or directories with a catalog.yaml.", show_default=False
+            help="Catalog files, or directories with a catalog.yaml; ./catalog.yaml by default.",
+            show_default=False,
         ),
     ] = None,
     only: Annotated[
@@ -79,9 +81,7 @@ def run_tests(
     """
     from penstock.catalog.build import load_catalog
 
-    mains = [*(catalogs or ()), *settings.catalog]
-    if not mains:
-        raise UsageError("no catalog given", fix="penstock test catalog.yaml")
+    mains = main_files(settings, catalogs, "test")
     catalog = load_catalog(mains, environ=None, allow_outside=allow_outside)
     outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake, spark=spark)
     _report(outcomes, as_json=settings.json, junit=junit, defined=bool(catalog.tests))

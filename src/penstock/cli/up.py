@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import sys
 import time
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli.apply import Yes
+from penstock.cli.catalogs import applied_or_here
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
 from penstock.cli.live import lines_of
@@ -42,6 +43,7 @@ def up(
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Run all tasks of the applied catalog, and go on with whatever comes, until Ctrl-C.
 
@@ -55,17 +57,17 @@ def up(
 
     Example: penstock up catalog.yaml
     """
-    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
-    stops.run(_up(settings, install=install, admin_port=admin_port))
+    settings = applied_or_here(settings, catalogs)
+    stops.run(_up(settings, install=install, admin_port=admin_port, yes=yes))
 
 
-async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
+async def _up(settings: Settings, *, install: bool, admin_port: int | None, yes: bool) -> None:
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
 
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            deployed(settings, command="up", create=bool(settings.catalog))
+            deployed(settings, command="up", create=bool(settings.catalog), yes=yes)
         )
         world = await world_of(settings, store, install=install)
         shows_table = stderr.is_terminal
