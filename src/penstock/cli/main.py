@@ -38,11 +38,12 @@ from penstock.cli import (
     up,
     verify,
 )
-from penstock.cli.frame import register, stdout
+from penstock.cli.frame import CommandGroup, register, stdout, with_common_options
 from penstock.cli.stopping import stops
 
 app = typer.Typer(
     name="penstock",
+    cls=CommandGroup,
     help="Exactly-once data pipelines on Apache Spark, declared in YAML.",
     no_args_is_help=True,
     add_completion=False,
@@ -60,6 +61,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
+@with_common_options
 def _penstock(
     _version: Annotated[
         bool,
@@ -98,7 +100,9 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Stop, start and delete tasks.", no_args_is_help=True)
+tasks = typer.Typer(
+    name="task", cls=CommandGroup, help="Stop, start and delete tasks.", no_args_is_help=True
+)
 register(tasks, task.close_now)
 register(tasks, task.stop)
 register(tasks, task.start)
@@ -106,7 +110,10 @@ register(tasks, task.delete)
 app.add_typer(tasks)
 
 connectors = typer.Typer(
-    name="connector", help="List, install and try connectors.", no_args_is_help=True
+    name="connector",
+    cls=CommandGroup,
+    help="List, install and try connectors.",
+    no_args_is_help=True,
 )
 register(connectors, connector.list_connectors, "list")
 register(connectors, connector.install)
