@@ -14,6 +14,7 @@ import typer
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
+from penstock.cli.tables import counted
 from penstock.errors import UserError
 from penstock.settings import Settings
 
@@ -56,10 +57,9 @@ def append(
         print_json(dataclasses.asdict(result))
         return
     skipped = f"; {result.skipped:,} skipped" if result.skipped else ""
-    into = f"{len(result.journals)} journal{'s' if len(result.journals) != 1 else ''}"
     stdout.print(
-        f"appended {result.documents:,} document{'s' if result.documents != 1 else ''} "
-        f"to {into} of {collection}{skipped}",
+        f"appended {counted(result.documents, 'document')} to "
+        f"{counted(len(result.journals), 'journal')} of {collection}{skipped}",
         markup=False,
     )
 
@@ -101,6 +101,7 @@ def _chunks(intake: Intake, files: list[Path]) -> Iterator[Chunk]:
     for file in files:
         with _opened(file) as (stream, name):
             yield from intake.read(stream, name)
+    stops.outcome = "all documents were appended, or none: see penstock journals"
 
 
 @contextlib.contextmanager

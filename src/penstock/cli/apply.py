@@ -83,6 +83,7 @@ def apply(
     if not dry_run:
         if applied.removed and not yes:
             _confirm(applied, mains)
+        stops.outcome = "it was applied completely, or not at all: run it again"
         may_remove = None if yes else applied.removed
         applied = stops.run(_apply(settings, mains, build, may_remove=may_remove))
     if settings.json:

@@ -11,6 +11,7 @@ from penstock.cli.frame import print_json, stdout
 from penstock.cli.gc import progress_bar
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,10 +47,11 @@ def compact(
     elif not done.objects and not done.pages:
         stdout.print("nothing to compact")
     else:
-        pages = f", {done.pages:,} pages of records" if done.pages else ""
+        pages = f", {counted(done.pages, 'page')} of records" if done.pages else ""
         stdout.print(
-            f"{done.fragments:,} fragments of {done.journals:,} journals are now "
-            f"{done.objects:,} objects: {done.rows:,} documents, "
+            f"rewrote {counted(done.fragments, 'fragment')} of "
+            f"{counted(done.journals, 'journal')} as {counted(done.objects, 'object')}: "
+            f"{counted(done.rows, 'document')}, "
             f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after{pages}",
             markup=False,
         )

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.init import write_template
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,14 +90,10 @@ def _steps(catalog: Catalog, runs: Sequence[TaskRun]) -> Iterator[str]:
                 yield f"{run.task}: nothing new"
                 continue
             yield (
-                f"{run.task}: read {run.documents} documents, {kind} {run.stored}, in "
-                f"{_counted(run.transactions, 'transaction')}, "
-                f"{_counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
+                f"{run.task}: read {counted(run.documents, 'document')}, {kind} {run.stored:,}, in "
+                f"{counted(run.transactions, 'transaction')}, "
+                f"{counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
             )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _tables(catalog: Catalog) -> list[str]:
@@ -120,7 +117,7 @@ def _rows(table: str) -> tuple[list[str], list[dict[str, Any]]]:
 def _print_table(name: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         return
-    table = Table(title=f"{name}: {len(rows)} rows", title_justify="left")
+    table = Table(title=f"{name}: {counted(len(rows), 'row')}", title_justify="left")
     for column in columns:
         numeric = all(isinstance(row[column], int | float | None) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
@@ -136,7 +133,7 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
     documents = sum(run.documents for run in runs)
     transactions = sum(run.transactions for run in runs)
     stdout.print(
-        f"{documents} documents in {transactions} transactions"
+        f"{counted(documents, 'document')} in {counted(transactions, 'transaction')}"
         if transactions
         else "nothing new since the last run",
         markup=False,

@@ -197,8 +197,17 @@ def _plainly(parameter: Any) -> Any:  # noqa: ANN401
     return parameter
 
 
-def register(app: typer.Typer, function: Callable[..., None], name: str | None = None) -> None:
-    """Add `function` to `app` as a command, with the common options after its own."""
+def register(
+    app: typer.Typer,
+    function: Callable[..., None],
+    name: str | None = None,
+    *,
+    if_stopped: str = "nothing was changed",
+) -> None:
+    """Add `function` to `app` as a command, with the common options after its own.
+
+    `if_stopped` says what became of it when Ctrl-C ends it; `stops.outcome` changes that later.
+    """
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "settings"]
     name = name or function.__name__.replace("_", "-")
@@ -209,6 +218,7 @@ def register(app: typer.Typer, function: Callable[..., None], name: str | None =
     def run(**arguments: Any) -> None:  # noqa: ANN401
         flags = {n: arguments.pop(n) for n in _COMMON if n not in signature.parameters}
         arguments.pop(_OWN_SPARK.name, None)
+        stops.outcome = if_stopped
         with _reporting(debug=bool(flags["debug"])):
             settings = Settings.resolve(flags, os.environ, _directories(arguments, flags))
             logs.configure(
@@ -282,6 +292,8 @@ def _reporting(*, debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt as e:
+        stderr.file.flush()
+        stops.tell()
         raise typer.Exit(stops.code or INTERRUPTED) from e
     except BrokenPipeError as e:
         # The reader is gone (`penstock … | head`): stop quietly, flush nothing more.

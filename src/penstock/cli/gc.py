@@ -14,6 +14,7 @@ from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.persistd import seconds
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
+from penstock.cli.tables import counted
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -98,12 +99,16 @@ def _collect(settings: Settings, grace: str, quarantine: str, *, dry_run: bool) 
     for path in found.due:
         stdout.print(path, markup=False)
     verb = "would remove" if dry_run else "removed"
-    summary = f"{verb} {len(found.due):,} of {found.listed:,} objects, {found.bytes:,} bytes"
+    summary = (
+        f"{verb} {len(found.due):,} of {counted(found.listed, 'object')}, "
+        f"{counted(found.bytes, 'byte')}"
+    )
     if waiting := found.quarantined:
-        summary += f"; {len(waiting):,} objects, {sum(waiting.values()):,} bytes, "
-        summary += "would be in quarantine" if dry_run else f"stay in quarantine for {quarantine}"
+        kept = f"{counted(len(waiting), 'object')}, {counted(sum(waiting.values()), 'byte')}"
+        summary += f"; would quarantine {kept}" if dry_run else f"; in quarantine: {kept}"
+        summary += "" if dry_run else f", for {quarantine}"
     if found.returned:
-        summary += f"; {len(found.returned):,} are named after all, and not in quarantine any more"
+        summary += f"; back from quarantine: {counted(len(found.returned), 'object')}"
     stderr.print(summary, markup=False)
 
 
@@ -137,7 +142,7 @@ def _restore(settings: Settings) -> None:
         return
     for path in released:
         stdout.print(path, markup=False)
-    stderr.print(f"{len(released):,} objects are not in quarantine any more", markup=False)
+    stderr.print(f"{counted(len(released), 'object')} back from quarantine", markup=False)
 
 
 def _take_over(settings: Settings) -> None:
@@ -154,16 +159,16 @@ def _tell_taken_over(done: TakenOver) -> None:
     before = f"; it was that of {done.before[:8]}" if done.before else ""
     stderr.print(f"the blob store is now that of this consensus store{before}", markup=False)
     stderr.print(
-        f"of {done.objects:,} there are {done.unnamed:,} objects that no journal names: "
-        "penstock gc will put them into quarantine",
+        f"{done.unnamed:,} of {counted(done.objects, 'object')} not in any journal; penstock gc "
+        "will quarantine them",
         markup=False,
     )
     for path in done.missing:
         stdout.print(path, markup=False)
     if done.missing:
         stderr.print(
-            f"{len(done.missing):,} objects that journals name are missing: their documents cannot "
-            "be read; restore them from a backup",
+            f"missing: {counted(len(done.missing), 'object')} named by journals; their documents "
+            "cannot be read; restore them from a backup",
             markup=False,
         )
 

@@ -12,7 +12,7 @@ from penstock.cli.frame import stderr
 from penstock.cli.run import install_imports
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
 def print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
     """Print a line for a transaction that was committed."""
     stderr.print(
-        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
-        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
+        f"{report.task}: transaction {report.transactions}: "
+        f"{counted(progress.documents, 'document')}, {size_text(progress.bytes)}, "
+        f"{counted(progress.stored, 'row')}, {counted(progress.jobs, 'job')}, "
         f"{progress.seconds:.2f} s",
         markup=False,
     )

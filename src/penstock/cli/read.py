@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,12 +106,13 @@ async def _read(
             selector=selected,
             uncommitted=uncommitted,
         )
-        left = sys.maxsize if limit is None else min(limit, sys.maxsize)
+        left = most = sys.maxsize if limit is None else min(limit, sys.maxsize)
         async with aclosing(reader.follow() if follow else reader.read()) as found:
             while left > 0 and (rows := await anext(found, None)) is not None:
                 batch = rows.batch.slice(0, left)
                 left -= batch.num_rows
                 _print(to_lines(batch, rows.root, uuid=uuid))
+                stops.outcome = f"{counted(most - left, 'document')} printed"
 
 
 def _print(lines: list[str]) -> None:

@@ -19,7 +19,7 @@ from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.errors import Unavailable, UserError
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
@@ -111,7 +111,7 @@ def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
         print_json({"tasks": [_json(run) for run in runs], **_memory()})
     else:
         for run in runs:
-            stdout.print(_line(run), markup=False)
+            (stdout if run.error is None else stderr).print(_line(run), markup=False)
 
 
 def _json(run: TaskRun) -> dict[str, object]:
@@ -121,13 +121,13 @@ def _json(run: TaskRun) -> dict[str, object]:
 
 def _line(run: TaskRun) -> str:
     if run.error is not None:
-        return f"{run.task}: failed after {run.transactions} transactions\n{run.error}"
+        return f"{run.task}: failed after {counted(run.transactions, 'transaction')}\n{run.error}"
     stopped = "stopped after " if run.stopped else ""
     if not run.transactions:
         return f"{run.task}: {'stopped before a transaction' if stopped else 'nothing new'}"
     return (
-        f"{run.task}: {stopped}{run.documents:,} documents in {run.transactions} "
-        f"transaction{'s' if run.transactions != 1 else ''}, {run.stored:,} rows stored, "
+        f"{run.task}: {stopped}{counted(run.documents, 'document')} in "
+        f"{counted(run.transactions, 'transaction')}, {counted(run.stored, 'row')} stored, "
         f"{size_text(run.bytes)} read, {run.seconds:.1f} s"
     )
 

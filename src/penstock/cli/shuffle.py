@@ -32,7 +32,7 @@ from penstock.cli.shuffle_service import (
 )
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -282,7 +282,7 @@ def _announce(name: str, collections: Sequence[str], shards: int | None) -> None
     if not collections:
         stderr.print(f"{name} reads nothing: all its bindings are disabled", markup=False)
         return
-    split = f" for {_counted(shards, 'shard')}" if shards else ""
+    split = f" for {counted(shards, 'shard')}" if shards else ""
     stderr.print(f"{name} reads {', '.join(dict.fromkeys(collections))}{split}", markup=False)
 
 
@@ -363,8 +363,8 @@ class _Printed:
     def __str__(self) -> str:
         return ", ".join(
             (
-                _counted(self.checkpoints, "checkpoint"),
-                _counted(self.documents, "document"),
+                counted(self.checkpoints, "checkpoint"),
+                counted(self.documents, "document"),
                 size_text(self.bytes),
             )
         )
@@ -396,23 +396,19 @@ def _describe(
 
 def _line(described: dict[str, Any]) -> str:
     """The same for people."""
-    hints = _counted(described["unresolved_hints"], "hint")
+    hints = counted(described["unresolved_hints"], "hint")
     parts = [
         f"#{described['number']}",
         f"peek, {hints} unresolved" if described["peek"] else "resolved",
-        _counted(described["documents"], "document"),
+        counted(described["documents"], "document"),
         size_text(described["bytes"]),
-        _counted(described["journals"], "journal"),
-        _counted(described["producers"], "producer"),
+        counted(described["journals"], "journal"),
+        counted(described["producers"], "producer"),
         f"committed {described['committed_at'] or 'nothing'}",
     ]
     if "shards" in described:
         parts.append(f"by shard {' '.join(f'{n:,}' for n in described['shards'])}")
     return "  ".join(parts)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _time(clock: Clock | None) -> str | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.errors import Unavailable
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
@@ -228,8 +228,9 @@ def _details(status: TaskStatus) -> list[tuple[str, str]]:
             lines.append(("phase", f"{report.phase}, since {time_text(report.phase_since)}"))
         if report.opened is not None:
             lines.append(("open", f"a transaction, since {time_text(report.opened)}"))
-        counted = f"{report.transactions:,} transactions, {report.documents:,} documents"
-        lines.append(("so far", f"{counted}, {size_text(report.bytes)}"))
+        done = f"{counted(report.transactions, 'transaction')}, "
+        done += f"{counted(report.documents, 'document')}, {size_text(report.bytes)}"
+        lines.append(("so far", done))
         rate = f"{status.rates[0]:,.1f} documents and {size_text(int(status.rates[1]))} per second"
         lines.append(("rate", rate))
     if status.last_commit is not None:
@@ -237,7 +238,7 @@ def _details(status: TaskStatus) -> list[tuple[str, str]]:
     for span in status.lag.open_spans if status.lag else ():
         who = span.writer or f"producer {span.producer}"
         since = time_text(span.since)
-        said = f"{span.documents:,} documents of {span.collection} by {who}, since {since}"
+        said = f"{counted(span.documents, 'document')} of {span.collection} by {who}, since {since}"
         lines.append(("not yet", said))
     failure = None if report is None else report.failure
     if failure is not None:

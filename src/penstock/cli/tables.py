@@ -40,6 +40,11 @@ def print_table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -
         Console(width=width, highlight=False).print(table, crop=False)
 
 
+def counted(count: int, what: str) -> str:
+    """Write a number with what it counts: 1 document, 2,000 documents."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def size_text(size: int) -> str:
     """Format a number of bytes in a suitable unit."""
     value, unit = float(size), 0

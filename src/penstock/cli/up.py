@@ -19,7 +19,7 @@ from penstock.cli.hosting import deployed, finishing, print_transaction, spark, 
 from penstock.cli.live import lines_of
 from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.servicekit import logs
 from penstock.settings import Settings
 
@@ -152,8 +152,8 @@ def _json(report: TaskReport) -> dict[str, object]:
 
 def _line(report: TaskReport) -> str:
     done = (
-        f"{report.documents:,} documents in {report.transactions} "
-        f"transaction{'s' if report.transactions != 1 else ''}, {size_text(report.bytes)} read"
+        f"{counted(report.documents, 'document')} in "
+        f"{counted(report.transactions, 'transaction')}, {size_text(report.bytes)} read"
         if report.transactions
         else "nothing new"
     )
