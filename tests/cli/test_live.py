@@ -73,6 +73,20 @@ def test_it_fits_any_terminal(process: Introspection, width: int, tasks: int) ->
     assert len({len(line) for line in lines[1:4]}) == 1 or tasks < 3
 
 
+def test_names_need_room_before_other_columns(process: Introspection) -> None:
+    name = "acme/a-materialization-with-quite-a-long-name"
+    busy(process, name, 12)
+    lines = shown(process, width=64)
+    assert lines[0].split() == ["TASK", "STATE", "DOCUMENTS"]
+    assert lines[1].split() == [name, "idle", "12"]
+    assert max(map(len, lines)) <= 64
+
+
+def test_of_a_name_longer_than_the_terminal_the_end_is_shown(process: Introspection) -> None:
+    busy(process, "acme/" + "long/" * 20 + "end", 12)
+    assert shown(process, width=40)[1].endswith("long/end  idle")
+
+
 def test_of_too_many_those_in_trouble_are_shown(process: Introspection) -> None:
     for number in range(100):
         busy(process, f"acme/{number:03}", 1)

@@ -62,7 +62,10 @@ async def _list(
     from penstock.journal.journals import Journals
 
     async with opened(settings) as store:
-        return await Journals(store).list(collection, selector)
+        every = await Journals(store).list(collection)
+        if every:
+            selector.check_known({name for each in every for name, _ in each.state.labels})
+        return tuple(each for each in every if selector.matches(each.state.labels))
 
 
 def describe(journal: Journal) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.journal.journals import Journals
+    from penstock.journal.selector import LabelSelector
 
 
 def read(
@@ -96,7 +97,7 @@ async def _read(
     begin, selected = Start.parse(start), LabelSelector.parse(selector)
     async with opened(settings, create=bool(settings.catalog)) as store:
         journals = Journals(store)
-        await _check_known(store, journals, collection, settings)
+        await _check_known(store, journals, collection, settings, selected)
         reader = CollectionReader(
             journals,
             open_blobs(settings.blob),
@@ -123,17 +124,31 @@ def _print(lines: list[str]) -> None:
 
 
 async def _check_known(
-    store: Consensus, journals: Journals, collection: str, settings: Settings
+    store: Consensus,
+    journals: Journals,
+    collection: str,
+    settings: Settings,
+    selector: LabelSelector,
 ) -> None:
-    """Raise if no catalog and no journal knows the collection. One without documents is empty."""
+    """Raise if no catalog and no journal knows the collection, or a label of the selector.
+
+    A collection without documents is empty.
+    """
     from penstock.catalog.collection_lookup import unknown_collection
     from penstock.catalog.desired import NothingApplied
 
     try:
-        known = {spec.name for spec in (await current_catalog(store, settings)).collections}
+        specs = {spec.name: spec for spec in (await current_catalog(store, settings)).collections}
     except NothingApplied:
-        known = set()
-    if collection in known or await journals.list(collection):
+        specs = {}
+    if collection in specs and not selector.requirements:
+        return
+    known, found = set(specs), await journals.list(collection)
+    if collection in known or found:
+        labels = {name for journal in found for name, _ in journal.state.labels}
+        if (spec := specs.get(collection)) is not None:
+            labels |= {field.name for field in spec.partitions}
+        selector.check_known(labels)
         return
     known |= {journal.state.collection for journal in await journals.list()}
     raise unknown_collection(collection, known)

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import counted, size_text
+from penstock.cli.tables import counted, fitting, size_text
 from penstock.errors import Unavailable
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
@@ -147,6 +147,8 @@ def _table(found: Sequence[TaskStatus], *, detailed: bool) -> Text:
     """Rows in columns of equal widths, and under each row what is to be said of it."""
     rows = [_row(each) for each in found]
     widths = [max(len(row[at]) for row in (_HEADINGS, *rows)) for at in range(len(_HEADINGS))]
+    if stdout.is_terminal:
+        widths = widths[: fitting(widths, stdout.width)]
     lines = [Text(_line(_HEADINGS, widths), style="bold")]
     for each, row in zip(found, rows, strict=True):
         line = Text(_line(row, widths))
@@ -176,7 +178,7 @@ _LEFT: Final = {0, 1, 7}
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = (
         cell.ljust(width) if at in _LEFT else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
     )
     return "  ".join(padded).rstrip()
 
