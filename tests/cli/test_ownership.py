@@ -194,7 +194,7 @@ def test_a_lost_database_is_not_made_anew_beside_its_objects(tmp_path: Path) -> 
     for command in (["apply", "catalog.yaml"], ["gc"], ["append", "acme/orders"], ["read", "x"]):
         refused = penstock(*command, *OURS, cwd=tmp_path, stdin=documents(5))
         assert refused.exit_code == 1
-        assert "the consensus store is missing" in refused.stderr
+        assert "consensus.db is missing, but the blob store has objects" in refused.stderr
         assert "backup" in refused.stderr
     assert not (tmp_path / "ours/consensus.db").exists()
     backup.rename(tmp_path / "ours/consensus.db")

@@ -122,7 +122,7 @@ def test_status_of_what_is_not_there(deployment: Path, tmp_path_factory: Any) ->
     assert "acme/copies, acme/views" in result.stderr
     result = cli(tmp_path_factory.mktemp("empty"), "status")
     assert result.exit_code == 1
-    assert "there is nothing here yet" in result.stderr
+    assert "there is no deployment here yet" in result.stderr
 
 
 def test_another_process_is_seen_and_missed_when_it_is_killed(deployment: Path) -> None:

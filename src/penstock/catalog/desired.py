@@ -172,7 +172,7 @@ async def load(store: Consensus) -> Catalog:
     if not replica.state.version:
         raise NothingApplied(
             "no catalog has been applied here",
-            fix="run penstock apply catalog.yaml, or pass --catalog catalog.yaml",
+            fix='penstock apply catalog.yaml (in Python: p.apply("catalog.yaml"))',
         )
     return replica.state.catalog()
 

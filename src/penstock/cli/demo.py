@@ -112,8 +112,9 @@ def _rows(table: str, keys: Sequence[str]) -> tuple[list[str], list[dict[str, An
         quoted = '"' + table.replace('"', '""') + '"'
         found = database.execute(f"SELECT * FROM {quoted} ORDER BY 1")  # noqa: S608 - quoted
         names = [name for name, *_ in found.description]
-        columns = sorted(names, key=lambda name: name not in keys)
-        columns.remove("flow_document")
+        columns = sorted(
+            set(names) - {"flow_document"}, key=lambda n: (n not in keys, names.index(n))
+        )
         return columns, [dict(zip(names, row, strict=True)) for row in found]
 
 

@@ -27,9 +27,9 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
     check_not_lost(settings)
     if not create and not is_there(settings):
         raise UserError(
-            "there is nothing here yet",
+            "there is no deployment here yet",
             where=str(sqlite_path(url)),
-            fix="pass --data for another, or start here: penstock apply catalog.yaml",
+            fix="give its directory with --data, or create one here: penstock apply catalog.yaml",
         )
     with Waits().on("this command", store_at(mask_url(url))):
         store = await open_consensus(url)
