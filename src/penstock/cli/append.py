@@ -30,17 +30,19 @@ def append(
     collection: Annotated[str, typer.Argument(help="Name of the collection.", show_default=False)],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files of JSON lines; stdin by default, or as -.", show_default=False),
+        typer.Argument(
+            help="Files of JSON lines; stdin by default, or given as -.", show_default=False
+        ),
     ] = None,
     skip_invalid: Annotated[
         bool,
-        typer.Option("--skip-invalid", help="Append the documents that fit, leave out the others."),
+        typer.Option("--skip-invalid", help="Append the valid documents and skip the others."),
     ] = False,
     redact_salt: Annotated[
         str | None,
         typer.Option(
             "--redact-salt",
-            help="Salt of redacted values, in base64; the one of the catalog's tasks by default.",
+            help="Salt for redacted values, in base64; by default, that of the catalog's tasks.",
             envvar="PENSTOCK_REDACT_SALT",
         ),
     ] = None,
@@ -48,7 +50,7 @@ def append(
     """Append JSON lines as one transaction: readers see all of the documents, or none.
 
     Documents are validated first. If one does not fit the collection's schema, nothing is appended,
-    and every bad line is named with what is wrong with it.
+    and every bad line is reported with the reason.
 
     Example: penstock append acme/orders orders.jsonl
     """

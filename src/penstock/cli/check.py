@@ -42,10 +42,9 @@ def check(
         typer.Option("--allow-outside", help="Allow files outside the catalog's directory."),
     ] = False,
 ) -> None:
-    """Check a catalog and its imports, and report every mistake. Does not start Spark.
+    """Check a catalog and its imports, and report every error. Does not start Spark.
 
-    If the data directory holds documents, or state of derivations, a change that does not fit
-    them is a mistake too.
+    A change that does not fit the stored documents, or the state of derivations, is an error too.
 
     Example: penstock check catalog.yaml
     """

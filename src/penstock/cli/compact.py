@@ -24,16 +24,16 @@ def compact(
         str | None, typer.Argument(help="One collection; all by default.", show_default=False)
     ] = None,
     target: Annotated[
-        str, typer.Option("--target", help="Objects grow up to this size.")
+        str, typer.Option("--target", help="Maximum size of the merged objects.")
     ] = "128MiB",
     inputs: Annotated[
         int,
-        typer.Option("--inputs", min=2, help="Small neighbours to rewrite together, at least."),
+        typer.Option("--inputs", min=2, help="Merge at least N fragments at a time."),
     ] = 2,
 ) -> None:
-    """Rewrite small neighbouring fragments as one object each; readers and writers go on.
+    """Merge small neighbouring fragments, while readers and writers continue.
 
-    What was replaced is left to penstock gc.
+    penstock gc removes the replaced objects later.
 
     Example: penstock compact acme/orders
     """

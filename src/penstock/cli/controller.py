@@ -1,4 +1,4 @@
-"""`penstock controller`: tell a cluster what to run."""
+"""`penstock controller`: keep a cluster at the applied catalog."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def controller(
         str,
         typer.Option(
             "--cluster",
-            help="grpc://HOST:PORT of a cluster; ?token_file=FILE and ?ca=FILE if it needs them.",
+            help="grpc://HOST:PORT of a cluster; add ?token_file=FILE and &ca=FILE if needed.",
             metavar="URL",
         ),
     ] = "grpc://127.0.0.1:7100",
     yes: Yes = False,
 ) -> None:
-    """Tell a cluster what the applied catalog wants to run, until SIGTERM or Ctrl-C.
+    """Keep a cluster running what the applied catalog defines, until SIGTERM or Ctrl-C.
 
-    It says everything when it connects, and from then on what changes. It keeps nothing: kill it,
-    start it again, start it elsewhere. A cluster that is away is waited for; the tasks of one that
-    runs go on while there is no controller. The newest controller of a cluster counts, and the one
-    before ends.
+    It sends everything when it connects, and from then on what changes. It keeps no state: kill it,
+    restart it, start it elsewhere. It waits for a cluster that cannot be reached; a cluster keeps
+    running its tasks while there is no controller. The newest controller of a cluster takes over,
+    and the previous one ends.
 
     Example: penstock controller --cluster grpc://127.0.0.1:7100
     """

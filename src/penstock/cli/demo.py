@@ -36,10 +36,10 @@ def demo(
         Path, typer.Argument(help="Directory of the demo; created if missing.", metavar="DIR")
     ] = Path("demo"),
 ) -> None:
-    """Run a small shop: files are captured, and go through collections into SQLite tables.
+    """Run a small shop: capture files into collections, derive one, and fill SQLite tables.
 
-    The catalog is written first if DIR has none, and everything stays in DIR. Change the catalog,
-    add files, and run it again: it continues from where it was.
+    Writes the catalog first if DIR has none, and keeps everything in DIR. Change the catalog, add
+    files, and run it again: it continues where it was.
 
     Example: penstock demo demo
     """

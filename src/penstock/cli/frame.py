@@ -57,7 +57,7 @@ _OWN_SPARK = inspect.Parameter(
     default=False,
     annotation=Annotated[
         bool,
-        typer.Option(OWN_SPARK, help="Start Spark, rather than use that of a running process."),
+        typer.Option(OWN_SPARK, help="Start Spark instead of using that of a running process."),
     ],
 )
 """For commands that may be run elsewhere. One that is run here has no other Spark to use."""
@@ -125,7 +125,7 @@ _COMMON: Mapping[str, tuple[Any, Any]] = {
     ),
     "json": (Annotated[bool | None, _option("--json", "Print results as JSON.")], None),
     "debug": (
-        Annotated[bool | None, _option("--debug", "Show stack traces, and log everything.")],
+        Annotated[bool | None, _option("--debug", "Show stack traces and log everything.")],
         None,
     ),
 }
@@ -305,7 +305,7 @@ def _reporting(*, debug: bool) -> Iterator[None]:
     except Exception as e:
         _report(f"internal error: {type(e).__name__}: {e}", debug=debug)
         if not debug:
-            stderr.print("  fix   run it again with --debug, and report the output")
+            stderr.print("  fix   run it again with --debug and report the output")
         raise typer.Exit(1) from e
 
 

@@ -1,4 +1,4 @@
-"""What the commands share that run tasks on and on: `penstock up` and `penstock cluster`."""
+"""What the commands share that run tasks continuously: `penstock up` and `penstock cluster`."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ async def spark(
     if watching.done() and not watching.cancelled():
         raise SparkLost(
             "Spark's JVM has ended, and this process ends with it",
-            why="it was killed, or has run out of memory",
-            fix="start it again: everything goes on from its last transaction. Give it more memory "
-            "with --conf spark.driver.memory=4g if that happens again",
+            why="it was killed, or ran out of memory",
+            fix="start it again: every task continues after its last transaction. If it happens "
+            "again, give it more memory: --conf spark.driver.memory=4g",
         )
 
 
@@ -104,7 +104,7 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
     """Within this, the first signals let transactions come to their end."""
 
     def finish() -> None:
-        stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+        stderr.print("finishing open transactions; Ctrl-C again to stop at once")
         stop()
 
     with stops.finishing(finish):

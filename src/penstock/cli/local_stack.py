@@ -51,16 +51,16 @@ def local_stack(
     ] = None,
     free_ports: Annotated[
         bool,
-        typer.Option("--free-ports", help="Take free ports, instead of those named here."),
+        typer.Option("--free-ports", help="Use free ports instead of the ones below."),
     ] = False,
     unified_runtime: UnifiedRuntime = True,
     yes: Yes = False,
 ) -> None:
     """Run consensus, a cluster and its controller, each as a process, until Ctrl-C.
 
-    The parts of a deployment on one machine, for trying things: kill one, and it is started again.
+    The parts of a deployment on one machine, for trying things out: kill one, and it is restarted.
     Everything listens on loopback: consensus (penstock persistd) at 6882, its admin page at 6883,
-    the cluster at 7100, its admin page at 7180. Data is where it always is (--data).
+    the cluster at 7100, its admin page at 7180. Data is in the usual place (--data).
 
     Example: penstock local-stack catalog.yaml
     """
@@ -170,4 +170,4 @@ def _announce(settings: Settings, ports: Ports, consensus: str, cluster: str) ->
 def _lines(ports: Ports, consensus: str, cluster: str) -> Iterator[str]:
     yield f"consensus at {consensus} admin http://{_HOST}:{ports.consensus_admin}"
     yield f"cluster at {cluster} admin http://{_HOST}:{ports.cluster_admin}"
-    yield f"now for example: penstock apply catalog.yaml --consensus {consensus}"
+    yield f"for example: penstock apply catalog.yaml --consensus {consensus}"

@@ -26,39 +26,39 @@ def read(
         list[str] | None,
         typer.Option(
             "--from",
-            help="Begin at a time (2026-01-31T08:00:00Z: documents published then and later), at "
-            "revision=N or offset=N or JOURNAL@N (commits there and later); repeatable.",
+            help="Start at a publish time (2026-01-31T08:00:00Z), or at a commit (revision=N, "
+            "offset=N or JOURNAL@N); repeatable.",
             show_default=False,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is committed from now on.")
+        bool, typer.Option("--follow", "-f", help="Keep following new commits; stop with Ctrl-C.")
     ] = False,
     uncommitted: Annotated[
         bool,
         typer.Option(
             "--uncommitted",
-            help="Everything as it was written, with its UUID: also what is not committed, was "
-            "rolled back, or came twice.",
+            help="Print everything as it was written, with UUIDs: also uncommitted, rolled back "
+            "and duplicate documents.",
         ),
     ] = False,
     selector: Annotated[
         str,
         typer.Option(
-            "--selector", "-l", help="Journals by their labels: region=eu, region in (eu, us)."
+            "--selector", "-l", help="Select journals by label: region=eu, region in (eu, us)."
         ),
     ] = "",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="Stop after this many documents.")
+        int | None, typer.Option("--limit", min=0, help="Stop after N documents.")
     ] = None,
     with_meta: Annotated[
-        bool, typer.Option("--with-meta", help="With the UUID of each document, at /_meta/uuid.")
+        bool, typer.Option("--with-meta", help="Include the UUID of each document, at /_meta/uuid.")
     ] = False,
 ) -> None:
     """Print the committed documents of a collection as JSON lines.
 
-    In order: journal by journal, each as it was committed. A transaction is there in all of its
-    journals, or in none.
+    Documents come journal by journal, in commit order. A transaction is visible in all of its
+    journals or in none.
 
     Example: penstock read acme/orders --from 2026-01-31T08:00:00Z --limit 10
     """

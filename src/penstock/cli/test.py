@@ -45,15 +45,14 @@ def run_tests(
     spark: Annotated[
         bool,
         typer.Option(
-            "--spark", help="Run derivations by their leaders on Spark, in temporary deployments."
+            "--spark", help="Run derivations on Spark, as tasks do, in temporary deployments."
         ),
     ] = False,
     shake: Annotated[
         bool,
         typer.Option(
             "--shake",
-            help="Run each test under several splits into transactions and numbers of shards, and "
-            "compare.",
+            help="Run each test with different transactions and numbers of shards, and compare.",
         ),
     ] = False,
     junit: Annotated[
@@ -70,12 +69,13 @@ def run_tests(
     """Run the tests of a catalog: ingest documents, derive, and verify collections.
 
     Each test begins with empty collections, in memory, and touches no deployment. Derivations run
-    until nothing is left to do; delayed reads take no time, since time is virtual. Captures and
-    materializations do not run. Spark starts only for derivations that use it; with --spark, tests
-    run in temporary deployments, as tasks do, and --shake changes the number of shards only.
+    until nothing is left to do; read delays take no time, because time is virtual. Captures and
+    materializations do not run. Spark starts only for derivations that use it. With --spark, tests
+    run in temporary deployments, as tasks do, and --shake varies only the number of shards.
 
-    A failed test shows the step, and how the documents differ from those expected: members that a
-    test does not name are free, and numbers may differ in the last digits. The exit code is 1 then.
+    A failed test shows the step, and how the documents differ from those expected; the exit code
+    is then 1. Members that a test does not name are not compared, and numbers may differ in the
+    last digits.
 
     Example: penstock test catalog.yaml --only 'acme/tests/*' --shake
     """
@@ -202,7 +202,7 @@ def _report(
         except OSError as error:
             raise UsageError(
                 f"cannot write {junit}: {os.strerror(error.errno or 0)}",
-                fix="name a file in a directory that exists, and may be written",
+                fix="name a file in an existing, writable directory",
             ) from None
     if as_json:
         print_json(report.as_json(outcomes))

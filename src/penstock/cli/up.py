@@ -1,4 +1,4 @@
-"""`penstock up`: run everything of a catalog, on and on."""
+"""`penstock up`: run everything of a catalog, continuously."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def up(
     settings: Settings,
     catalogs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Catalogs to apply first.", show_default=False),
+        typer.Argument(
+            help="Catalogs to apply first; ./catalog.yaml if nothing was applied yet.",
+            show_default=False,
+        ),
     ] = None,
     admin_port: AdminPort = None,
     install: Annotated[
@@ -45,15 +48,15 @@ def up(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Run all tasks of the applied catalog, and go on with whatever comes, until Ctrl-C.
+    """Run all tasks of the applied catalog continuously, until Ctrl-C.
 
-    penstock apply, from another terminal, changes what runs: tasks that changed are restarted, new
-    ones are started, deleted and disabled ones are stopped, all others go on. One task that fails
-    does not stop another, and is tried again. Compaction and garbage collection run in the
-    background. Everything happens once, also if this process is killed: start it again.
+    penstock apply, from another terminal, changes what runs: changed tasks are restarted, new ones
+    started, deleted and disabled ones stopped; all others keep running. A task that fails does not
+    stop the others, and is retried. Compaction and garbage collection run in the background. Every
+    transaction happens once, even if this process is killed: start it again.
 
-    Ctrl-C and SIGTERM finish transactions that are under way, for ten seconds at most; a second
-    Ctrl-C does not wait. The exit code is 0 then.
+    Ctrl-C and SIGTERM let open transactions finish, for at most ten seconds; a second Ctrl-C does
+    not wait. The exit code is then 0.
 
     Example: penstock up catalog.yaml
     """

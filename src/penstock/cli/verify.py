@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def verify(settings: Settings) -> None:
-    """Read everything once, and compare it with its checksums; readers and writers go on.
+    """Read everything and compare it with its checksums, while readers and writers continue.
 
     State logs, journals, the objects they name, schemas, the catalog and the state of tasks. Lists
     what is damaged or missing, and exits with 1 if anything is. Nothing is changed.
