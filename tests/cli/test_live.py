@@ -55,7 +55,7 @@ def test_a_line_for_each_task_and_a_sentence_for_trouble(process: Introspection)
         "acme/b        materialization  waiting           0       0       -",
         "  waits for another process that writes to views.db",
         "acme/files    capture          retrying          0       0       -",
-        "  failed 3 times in a row, and is tried again in 5s: a file cannot be read, at …",
+        "  failed 3 times in a row, and is retried in 5s: a file cannot be read, at data…",
         "acme/stopped  derivation       stopped           0       0       -",
         "  was stopped by penstock task stop",
         "acme/views    materialization  idle         12,345     206  3s ago",

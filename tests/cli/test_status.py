@@ -105,7 +105,7 @@ def test_without_a_process_the_lag_is_known_and_what_to_do(deployment: Path) -> 
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["TASK", "STATE", "DOCS", "BYTES", "LAG", "DOCS/S", "COMMIT", "KIND"]
     assert lines[1].startswith("acme/copies  not running     3 ")
-    assert lines[2] == "    does not run: no process does; 3 documents wait"
+    assert lines[2] == "    is not running: no process runs it; 3 documents wait"
     assert lines[3] == "    -> penstock up, or penstock run --task acme/copies"
     assert all(len(line) <= 80 for line in lines)
     found = state_of(deployment, "acme/views")

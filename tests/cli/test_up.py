@@ -168,7 +168,7 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
         before = len(up.said)
         done(tmp_path, "apply", "catalog.yaml")
         until(lambda: len(rows(tmp_path, "events")) == 101, up)
-        up.until_it_says("acme/to-bad: failed, and is tried again")
+        up.until_it_says("acme/to-bad: failed, and is retried")
         write_documents(tmp_path, "events", range(101, 200))
         until(lambda: len(rows(tmp_path, "events")) == 200, up)
         until(lambda: stored_totals(tmp_path) == totals_of(range(200)), up)

@@ -68,7 +68,7 @@ BUSY_STEP_MS = 100
 """How long SQLite itself waits, uninterruptibly, before we check whether to go on."""
 
 BEFORE_COMMIT = declare("sqlite-before-commit", "entries are written, COMMIT is not sent")
-AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, nobody has been answered")
+AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, no caller has been answered")
 
 # A head row per key answers "is the expected entry the head?" with one look-up, outlives
 # truncation (I4) and lists the keys. The floor row remembers what truncation took.

@@ -212,6 +212,6 @@ def _ended(channel: wire.Channel) -> int:
         return code
     _say(
         "penstock: the process whose Spark this command used has ended, and the command with it\n"
-        "  fix   run it again: it goes on from the last transaction"
+        "  fix   run it again: it continues after the last transaction"
     )
     return 1
