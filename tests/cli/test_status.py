@@ -133,13 +133,13 @@ def test_another_process_is_seen_and_missed_when_it_is_killed(deployment: Path) 
         process.send_signal(signal.SIGKILL)
         process.wait()
         found = until(deployment, "acme/views", "not running", f"process {process.pid} on ")
-        assert "has ended without a word" in found["sentence"]
+        assert "ended unexpectedly" in found["sentence"]
         assert found["since"] is not None
     with following(deployment) as (process, _):
         until(deployment, "acme/views", "idle")
         process.send_signal(signal.SIGTERM)
         process.wait(SOON_S)
-    assert until(deployment, "acme/views", "not running", "no process does")["process"] is None
+    assert until(deployment, "acme/views", "not running", "no process runs it")["process"] is None
 
 
 def test_a_suspended_process_is_not_heard_of(
