@@ -129,7 +129,7 @@ def test_another_process_is_seen_and_missed_when_it_is_killed(deployment: Path) 
     with following(deployment) as (process, _):
         found = until(deployment, "acme/views", "idle")
         assert f"process {process.pid} on " in found["process"]
-        assert "heard of" in cli(deployment, "status", "acme/views").stdout
+        assert "last report" in cli(deployment, "status", "acme/views").stdout
         process.send_signal(signal.SIGKILL)
         process.wait()
         found = until(deployment, "acme/views", "not running", f"process {process.pid} on ")
