@@ -188,6 +188,29 @@ def test_python_removes_what_it_is_allowed_to(of_two_files: Path) -> None:
     assert applied(of_two_files) == ["acme/others"]
 
 
+def test_a_rename_is_shown_as_one(here: Path) -> None:
+    task = """
+materializations:
+  acme/views:
+    endpoint: {connector: {image: penstock/materialize-sqlite, config: {path: views.db}}}
+    bindings: [{resource: {table: orders}, source: acme/orders}]
+"""
+    (here / "catalog.yaml").write_text(CATALOG + task)
+    penstock("apply", cwd=here)
+    renamed = task.replace("acme/views:", "acme/tables:\n    renamedFrom: acme/views")
+    (here / "catalog.yaml").write_text(
+        CATALOG + renamed.replace("orders}]", "orders, backfill: 1}]")
+    )
+    result = penstock("apply", cwd=here)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "rename  materialization acme/views to acme/tables",
+        "          bindings/orders/backfill: 1 (new)",
+        "          renamedFrom: acme/views (new)",
+        "          rebuilds binding orders: backfill was 0, and is 1",
+    ]
+
+
 def test_a_first_run_takes_the_catalog_of_its_directory(here: Path) -> None:
     assert penstock("run", cwd=here).exit_code == 0
     assert applied(here) == ["acme/orders"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -216,10 +217,17 @@ def lines(applied: ApplyResult) -> Iterator[str]:
     """Yield the plan in words: a line per definition, and below it the keys that change."""
     from penstock.catalog.plan import planned
 
+    former = {(kind, name): old for (kind, old), name in applied.renamed.items()}
+    gone = {(c.kind, c.name): c.before for c in applied.changes if c.after is None}
     for change in applied.changes:
-        new_name = applied.renamed.get((change.kind, change.name))
-        renamed = f" (renamed to {new_name})" if new_name and change.after is None else ""
-        yield f"{_VERBS[change.action]}  {change.kind.value} {change.name}{renamed}"
+        name = (change.kind, change.name)
+        if name in gone and name in applied.renamed:
+            continue
+        if change.before is None and (before := gone.get((change.kind, former.get(name, "")))):
+            yield f"rename  {change.kind.value} {former[name]} to {change.name}"
+            change = dataclasses.replace(change, before=before)
+        else:
+            yield f"{_VERBS[change.action]}  {change.kind.value} {change.name}"
         yield from _details(planned(change))
 
 
