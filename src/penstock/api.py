@@ -117,13 +117,25 @@ class Penstock:
         """The process's SparkSession, started if there is none."""
         return open_spark(EngineOptions(master=self._settings.master, conf=self._settings.conf))
 
-    def apply(self, *catalogs: str | Path) -> ApplyResult:
-        """Check catalogs and record them as what shall run here; what they leave out is removed."""
+    def apply(self, *catalogs: str | Path, remove: bool = False) -> ApplyResult:
+        """Check catalogs and record them as the desired state.
+
+        Together they are the whole catalog. Tasks and collections that they leave out are removed
+        if `remove` is True; otherwise `RemovalRefused` is raised, and nothing is applied.
+        """
         paths = [Path(path) for path in catalogs]
         inferred = self._thread.run(all_inferred(self._store))
         given = build_valid(paths, environ=os.environ, connectors=BUILTIN, inferred=inferred)
         check = fits_stored(self._store, given.collections)
-        return self._thread.run(desired.apply(self._store, given.catalog, check=check))
+        return self._thread.run(
+            desired.apply(
+                self._store,
+                given.catalog,
+                check=check,
+                files=[str(path.resolve()) for path in paths],
+                may_remove=None if remove else (),
+            )
+        )
 
     def append(self, collection: str, documents: Iterable[Mapping[str, Any]]) -> int:
         """Append documents as one transaction, and return how many they were.

@@ -73,8 +73,7 @@ def test_fragments_are_compacted_and_what_they_were_is_collected_a_day_later(her
     first = penstock("gc", cwd=here)
     assert first.stdout == ""
     assert first.stderr == (
-        f"removed 0 of 6 objects, 0 bytes; 5 objects, {waiting:,} bytes, "
-        "stay in quarantine for 72h\n"
+        f"removed 0 of 6 objects, 0 bytes; in quarantine: 5 objects, {waiting:,} bytes, for 72h\n"
     )
     age(*(here / ".penstock/blobs/=quarantine").iterdir(), hours=71)
     assert len(json.loads(penstock("gc", "--json", cwd=here).stdout)["quarantined"]) == 5
@@ -134,7 +133,7 @@ def test_a_collection_that_dies_anywhere_is_finished_by_the_next(
 
 def test_people_are_told_what_compaction_did(here: Path) -> None:
     told = penstock("compact", cwd=here).stdout
-    assert told.startswith("5 fragments of 1 journals are now 1 objects: 5 documents, ")
+    assert told.startswith("rewrote 5 fragments of 1 journal as 1 object: 5 documents, ")
 
 
 @pytest.mark.parametrize(

@@ -376,7 +376,7 @@ def _reseal(state: JournalState, page: Page) -> JournalState:
     ):
         raise Refused(
             f"offsets {page.begin} to {page.end} are not whole pages of the state",
-            why="they were sealed anew or forgotten meanwhile",
+            why="they were sealed again or forgotten meanwhile",
         )
     at = state.pages.index(inside[0])
     pages = (*state.pages[:at], page, *state.pages[at + len(inside) :])

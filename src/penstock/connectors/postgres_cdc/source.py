@@ -76,7 +76,7 @@ class PostgresChanges:
                 "default": "stop",
                 "title": "a text",
                 "description": "What to do if the table is truncated, which no document can say: "
-                "stop, or go on and keep its rows.",
+                "stop, or continue and keep its rows.",
                 "examples": ["ignore"],
             },
         },

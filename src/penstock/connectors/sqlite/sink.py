@@ -113,8 +113,9 @@ def _of_two(pick: Callable[..., str]) -> Callable[[str | None, str | None], str 
 _FIXES: Final = {
     sqlite3.SQLITE_BUSY: "another process writes to it for long; raise busyTimeout, or end that",
     sqlite3.SQLITE_LOCKED: "another process writes to it for long; raise busyTimeout, or end that",
-    sqlite3.SQLITE_FULL: "free some space; the task goes on by itself then",
-    sqlite3.SQLITE_IOERR: "is the disk full, or broken? The task goes on by itself if it recovers",
+    sqlite3.SQLITE_FULL: "free some space; the task then continues by itself",
+    sqlite3.SQLITE_IOERR: "check whether the disk is full or broken; the task continues by itself "
+    "when it recovers",
     sqlite3.SQLITE_CANTOPEN: "make the directory, and let this user write there",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
     sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
