@@ -26,6 +26,7 @@ from penstock.cli import (
     journals,
     list_failpoints,
     local_stack,
+    logs,
     persistd,
     prepare,
     preview,
@@ -81,6 +82,7 @@ register(app, read.read)
 register(app, run.run)
 register(app, up.up)
 register(app, status.status)
+register(app, logs.logs)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)

@@ -76,17 +76,16 @@ async def _supervised(
                 continue
             except PenstockError as error:
                 if control.is_stopping() and is_transient(error):
-                    _log.warning("%s: %s; not tried again", task.name, _one_line(error))
+                    _log.warning("%s: %s; not tried again", task.name, one_line(error))
                     return
                 failures = failures + 1 if control.transactions == committed else 1
                 if not is_transient(error) or failures == patience.failures_max:
-                    _log.error("%s: %s", task.name, _one_line(error))
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
                 wait_s *= random.uniform(0.5, 1)  # noqa: S311 - spreads tasks
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
-                _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
+                _log.warning("%s: %s; trying again in %.1f s", task.name, one_line(error), wait_s)
                 control.activity.fails(error, count=failures, retry_in_s=wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
@@ -129,5 +128,6 @@ def is_transient(error: BaseException) -> bool:
             return False
 
 
-def _one_line(error: PenstockError) -> str:
+def one_line(error: PenstockError) -> str:
+    """Return what and why, for a log."""
     return f"{error.what}{f' ({error.why})' if error.why else ''}"
