@@ -83,7 +83,7 @@ def awaited(leader: ProcessReport) -> Awaited:
     """The end of what this process does with a task."""
     return Awaited(
         f"{described(leader)}, which runs it",
-        "it goes on by itself when that is done; to give up instead: penstock run --if-busy refuse",
+        "the task goes on by itself when that is done or has ended",
     )
 
 
