@@ -79,6 +79,9 @@ FAILED_TASK: Final = "failed_task"
 FAILURES_MAX: Final = 5
 """Sessions in a row that may fail for want of an endpoint before a batch run gives up."""
 
+UNREAD_S_MAX: Final = 60.0
+"""Seconds for which they may, if none of them reads anything."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TaskRun:
@@ -333,12 +336,15 @@ async def _kept_running(
     shards: int | None,
     failures_max: int | None,
 ) -> None:
+    patience = Patience(
+        failures_max=failures_max, unread_s_max=None if failures_max is None else UNREAD_S_MAX
+    )
     while True:
         known = await _learnt(catalog, world)
         catalog = _with_inferred(catalog, known)
-        task = await control.stoppable(_built(catalog, spec, shards, control, failures_max))
+        task = await control.stoppable(_built(catalog, spec, shards, control, patience))
         try:
-            await supervise(task, world, control, Patience(failures_max=failures_max))
+            await supervise(task, world, control, patience)
         except RefusedDocument:
             if await _learnt(catalog, world) == known:
                 raise
@@ -427,16 +433,16 @@ async def _built(
     spec: TaskSpec,
     shards: int | None,
     control: Control,
-    failures_max: int | None,
+    patience: Patience,
 ) -> RunnableTask:
     """Build a task; again in a while, if its endpoint cannot be asked just now."""
-    failures = 0
+    failures, began = 0, time.monotonic()
     while True:
         try:
             return await build_stoppably(catalog, spec, control, shards=shards)
         except PenstockError as error:
             failures += 1
-            if not is_transient(error) or failures == failures_max:
+            if not is_transient(error) or patience.is_over(failures, time.monotonic() - began):
                 raise
             _log.warning("%s: %s; trying again", spec.name, error.what)
             wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)

@@ -225,13 +225,11 @@ class Narrator:
     def _is_due(self, report: TaskReport, now: float) -> bool:
         stage = report.doing if report.doing == "starting" else _stage(report)
         told = self._told.setdefault(report.task, _Told(now, stage))
-        if told.at is None or stage != told.stage:
-            since, wait_s = told.first if told.at is None else told.at, FIRST_S
-        else:
-            since, wait_s = told.at, told.again_s
-        if now - since < wait_s:
+        new = told.at is None or stage != told.stage
+        since = told.first if told.at is None else told.at
+        if now - since < (FIRST_S if new else told.again_s):
             return False
-        told.again_s = AGAIN_S if stage != told.stage else min(2 * told.again_s, AGAIN_S_MAX)
+        told.again_s = AGAIN_S if new else min(2 * told.again_s, AGAIN_S_MAX)
         told.stage, told.at = stage, now
         return True
 

@@ -170,6 +170,8 @@ class Activity:
         self._failure: Failure | None = None
         self._producer: str | None = None
         self._taken = self._taken_bytes = 0
+        self._taken_before = 0
+        """When the session began."""
         self._expected: tuple[int, int] | None = None
         self._spark_tasks: tuple[int, int] | None = None
         self._stage_since: tuple[Stage | None, float] = (None, process.now())
@@ -323,6 +325,11 @@ class Activity:
             producer=self._producer,
         )
 
+    @property
+    def has_read(self) -> bool:
+        """True if this session has read anything."""
+        return self._open is not None or self._taken > self._taken_before
+
     def stage_seconds(self) -> dict[str, float]:
         """Return how long each stage took, in all transactions so far."""
         self._clock_stage()
@@ -363,6 +370,7 @@ class Activity:
         self._under_way.clear()
         self._spark_tasks = None
         self._taken, self._taken_bytes = self._totals.documents, self._totals.bytes
+        self._taken_before = self._taken
         self._open = self._closed = self._last = self._closes = None
         self._head_commits = False
         self._producer = None

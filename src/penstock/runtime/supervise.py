@@ -38,6 +38,14 @@ class Patience:
 
     failures_max: int | None = None
     """None: any number."""
+    unread_s_max: float | None = None
+    """Seconds for which sessions may fail that read nothing at all; None: for ever. A source that
+    does not answer may take minutes to be given up."""
+
+    def is_over(self, failures: int, unread_s: float) -> bool:
+        """True if no further session is to follow so many failures, in so long."""
+        too_long = self.unread_s_max is not None and unread_s > self.unread_s_max
+        return failures == self.failures_max or too_long
 
 
 async def supervise(
@@ -61,6 +69,8 @@ async def _supervised(
     task: RunnableTask, world: World, control: Control, patience: Patience
 ) -> None:
     failures = 0
+    loop = asyncio.get_running_loop()
+    reading_at = loop.time()
     async with _kept_log(task, world), _obedient(task, world, control):
         while not control.is_stopping():
             control.nothing_to_finish = True
@@ -72,14 +82,16 @@ async def _supervised(
                     return
                 if ended is Ended.REPLAYED:
                     _log.info("%s: replayed the transaction that was under way", task.name)
-                failures = 0
+                failures, reading_at = 0, loop.time()
                 continue
             except PenstockError as error:
                 if control.is_stopping() and is_transient(error):
                     _log.warning("%s: %s; not tried again", task.name, one_line(error))
                     return
                 failures = failures + 1 if control.transactions == committed else 1
-                if not is_transient(error) or failures == patience.failures_max:
+                if control.activity.has_read:
+                    reading_at = loop.time()
+                if not is_transient(error) or patience.is_over(failures, loop.time() - reading_at):
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
                 wait_s *= random.uniform(0.5, 1)  # noqa: S311 - spreads tasks
