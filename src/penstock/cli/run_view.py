@@ -57,10 +57,7 @@ class _View:
         while True:
             await asyncio.sleep(_LOOK_S)
             reports, now = self._reports(), time.time()
-            for report in reports:
-                if report.doing == "failed" and report.task not in self._failed:
-                    self._failed.add(report.task)
-                    stderr.print(f"{report.task}: {said_of(report, None)}", markup=False)
+            self._tell_failures(reports)
             if not stderr.is_terminal:
                 self._print([*self._commits.due(now), *self._narrator.lines(reports, now)])
 
@@ -72,6 +69,13 @@ class _View:
 
     def end(self) -> None:
         self._print(self._commits.due(math.inf))
+        self._tell_failures(self._reports())
+
+    def _tell_failures(self, reports: Sequence[TaskReport]) -> None:
+        for report in reports:
+            if report.doing == "failed" and report.task not in self._failed:
+                self._failed.add(report.task)
+                self._print([f"{report.task}: {said_of(report, None)}"])
 
     def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
