@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +21,7 @@ from penstock.runtime import leadership, reports
 from penstock.runtime.introspection import Introspection
 from penstock.runtime.leadership import IfBusy, Led, Watch, claim, leader_of, release, verdict
 from penstock.runtime.recovery import RecoveryMachine, recovery_key
-from penstock.runtime.reports import ProcessReport, Said, process_of, reporting
+from penstock.runtime.reports import ProcessReport, Said, _started, process_of, reporting
 
 TASK = "acme/views"
 
@@ -139,6 +142,28 @@ async def test_one_that_is_waited_for_is_waited_for_until_it_lets_go(store: Cons
     await Watch(store, TASK).until_free(living)
     assert beating.done()
     assert await leader(store) is None
+
+
+@pytest.mark.usefixtures("soon")
+async def test_one_that_is_suspended_is_given_up_as_one_elsewhere(store: Consensus) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        living = structs.replace(
+            process_of(Introspection(time.time)), pid=other.pid, started=_started(other.pid)
+        )
+        await lead(store, living)
+        watch = Watch(store, TASK)
+        assert await watch.is_alive(living) is True
+        other.send_signal(signal.SIGSTOP)
+        assert await watch.settled(living) is False
+        other.send_signal(signal.SIGCONT)
+        assert await watch.settled(living) is True
+        other.kill()
+        other.wait()
+        assert await watch.is_alive(living) is False
+    finally:
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.parametrize(

@@ -252,18 +252,26 @@ class JobRunner:
             await asyncio.to_thread(_remove, self.spark, path)
 
     def _sweep(self, spark: SparkSession) -> None:
-        """Remove what earlier sessions have left, and none will ask for."""
+        """Remove what earlier sessions have left, and none will ask for.
+
+        A later one may be at work already, if this one has been fenced and does not know yet.
+        """
         if self._local.is_dir():
             for found in self._local.iterdir():
-                if found.name != str(self._epoch):
+                if _is_before(found.name, self._epoch):
                     shutil.rmtree(found, ignore_errors=True)
         directory = _handoff(spark, self._planner, self._local)
         if directory is not None:
             files, where = _hadoop(spark, directory)
             if files.exists(where):
                 for status in files.listStatus(where):
-                    if status.getPath().getName() != str(self._epoch):
+                    if _is_before(status.getPath().getName(), self._epoch):
                         files.delete(status.getPath(), True)
+
+
+def _is_before(name: str, epoch: int) -> bool:
+    """True if a directory is not of this session, nor of a later one."""
+    return not name.isdecimal() or int(name) < epoch
 
 
 def _handoff(spark: SparkSession, planner: Planner, local: Path) -> str | None:

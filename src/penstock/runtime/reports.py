@@ -204,11 +204,11 @@ def is_alive(process: ProcessReport, now: float) -> bool:
 
 
 def runs_tasks_here(process: ProcessReport) -> bool | None:
-    """Return whether a process of this machine runs tasks; None if it is of another machine.
+    """Return whether a process of this machine runs tasks, as the system knows without a clock.
 
-    No clock is involved: the system knows.
+    None if it is of another machine, or suspended: then its heartbeat tells.
     """
-    if process.machine != _machine():
+    if process.machine != _machine() or _is_suspended(process.pid):
         return None
     if process.pid == os.getpid() and process.started == _started(process.pid):
         return process.id in _reporting_here
@@ -334,6 +334,12 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     return socket.gethostname()
+
+
+def _is_suspended(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def _started(pid: int) -> str:
