@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -144,26 +144,29 @@ async def test_one_that_is_waited_for_is_waited_for_until_it_lets_go(store: Cons
     assert await leader(store) is None
 
 
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
 @pytest.mark.usefixtures("soon")
-async def test_one_that_is_suspended_is_given_up_as_one_elsewhere(store: Consensus) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        living = structs.replace(
-            process_of(Introspection(time.time)), pid=other.pid, started=_started(other.pid)
-        )
-        await lead(store, living)
-        watch = Watch(store, TASK)
-        assert await watch.is_alive(living) is True
-        other.send_signal(signal.SIGSTOP)
-        assert await watch.settled(living) is False
-        other.send_signal(signal.SIGCONT)
-        assert await watch.settled(living) is True
-        other.kill()
-        other.wait()
-        assert await watch.is_alive(living) is False
-    finally:
-        other.kill()
-        other.wait()
+async def test_one_that_is_suspended_is_given_up_as_one_elsewhere(
+    store: Consensus, other: subprocess.Popen[bytes]
+) -> None:
+    me = process_of(Introspection(time.time))
+    living = structs.replace(me, pid=other.pid, started=_started(other.pid))
+    await lead(store, living)
+    watch = Watch(store, TASK)
+    assert await watch.is_alive(living) is True
+    other.send_signal(signal.SIGSTOP)
+    assert await watch.settled(living) is False
+    other.send_signal(signal.SIGCONT)
+    assert await watch.settled(living) is True
+    other.kill()
+    other.wait()
+    assert await watch.is_alive(living) is False
 
 
 @pytest.mark.parametrize(
