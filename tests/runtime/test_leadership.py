@@ -161,7 +161,8 @@ async def test_one_that_is_suspended_is_given_up_as_one_elsewhere(
     watch = Watch(store, TASK)
     assert await watch.is_alive(living) is True
     other.send_signal(signal.SIGSTOP)
-    assert await watch.settled(living) is False
+    await watch.until_free(living)
+    assert await leader(store) == living
     other.send_signal(signal.SIGCONT)
     async with asyncio.timeout(10):
         while not await watch.is_alive(living):  # noqa: ASYNC110 - of another process
