@@ -28,7 +28,7 @@ from penstock.model.domain import domain_of
 from penstock.model.observed import Observed
 from penstock.model.spec import Catalog, CollectionSpec, Endpoint, Frozen, MaterializationSpec
 from penstock.runtime import requests
-from penstock.runtime.awaited import ENDPOINT, STORE, Awaited
+from penstock.runtime.awaited import ENDPOINT, IN_REPORT, STORE, Awaited
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
@@ -444,7 +444,8 @@ async def _built(
             failures += 1
             if not is_transient(error) or patience.is_over(failures, time.monotonic() - began):
                 raise
-            _log.warning("%s: %s; trying again", spec.name, error.what)
+            again = "%s: %s; trying again"
+            _log.warning(again, spec.name, error.what, extra={IN_REPORT: True})
             wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
             control.activity.fails(error, count=failures, retry_in_s=wait_s)
             await asyncio.sleep(wait_s)

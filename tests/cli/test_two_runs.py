@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -242,3 +247,40 @@ def test_two_that_start_at_once_store_everything_once(here: Here) -> None:
     assert said.count('"documents": 0,') == 1
     with contextlib.closing(sqlite3.connect(here.directory / "views.db")) as database:
         assert database.execute("SELECT count(*), sum(id) FROM events").fetchone() == (1000, 499500)
+
+
+# -------------------------------------------------------------------------------- on a terminal
+
+
+def test_a_terminal_shows_a_line_for_each_task(here: Here) -> None:
+    """In eighty columns, with what the task waits for; and it is gone when the result is printed."""
+    terminal, its_end = pty.openpty()
+    fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    shown = bytearray()
+
+    def look() -> str:
+        while select.select([terminal], [], [], 0)[0]:
+            shown.extend(os.read(terminal, 1 << 16))
+        return shown.decode(errors="replace")
+
+    with here.held() as other:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "run"],
+            cwd=here.directory,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+        )
+        try:
+            waits = f"{TASK}  waits for another process that writes to"
+            eventually(lambda: waits in look(), look)
+            assert "WARNING" not in look(), "the table says it"
+            other.execute("ROLLBACK")
+            eventually(lambda: f"{TASK}: nothing new" in look(), look)
+            assert process.wait(SOON_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(its_end)
+            os.close(terminal)

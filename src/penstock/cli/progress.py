@@ -26,7 +26,7 @@ AGAIN_S_MAX: Final = 30.0
 LINES_MAX: Final = 10
 """Lines in a second, however many tasks there are; the most urgent are told."""
 
-_BAR: Final = 20
+_BAR: Final = 12
 _LEAST_SHARE: Final = 0.02
 """What must be done before it can be said how long the rest takes."""
 
@@ -109,8 +109,6 @@ def said_of(report: TaskReport, left_s: float | None) -> str:
 
 
 def _work(report: TaskReport, left_s: float | None) -> str:
-    from penstock.runtime.diagnosis import duration_text
-
     stage = _stage(report)
     if report.expected is not None and report.documents >= report.expected > 0:
         return "finishing"
@@ -119,17 +117,24 @@ def _work(report: TaskReport, left_s: float | None) -> str:
         return said
     if report.expected is None:
         return f"{said}, {report.taken:,} documents, {size_text(report.taken_bytes)} so far"
-    done = _done(report, report.documents, report.taken)
-    share = share_of(report) or 0.0
-    size = int(share * (report.expected_bytes or 0))
-    said += (
-        f" {min(done, report.expected):,} of {report.expected:,} documents, "
-        f"{size_text(size)} of {size_text(report.expected_bytes or 0)}"
+    documents, left, size = _far(report, left_s)
+    return ", ".join(
+        filter(None, (f"{said} {documents} documents", size, left and f"about {left}"))
     )
+
+
+def _far(report: TaskReport, left_s: float | None) -> tuple[str, str, str]:
+    """Return how many documents of all are done, how long the rest takes, and how many bytes."""
+    from penstock.runtime.diagnosis import duration_text
+
+    all_documents, all_bytes = report.expected or 0, report.expected_bytes or 0
+    done = min(_done(report, report.documents, report.taken), all_documents)
+    left = "" if left_s is None or left_s < FIRST_S else f"{duration_text(left_s)} left"
+    size = int((share_of(report) or 0.0) * all_bytes)
     return (
-        said
-        if left_s is None or left_s < FIRST_S
-        else f"{said}, about {duration_text(left_s)} left"
+        f"{done:,} of {all_documents:,}",
+        left,
+        f"{size_text(size)} of {size_text(all_bytes)}",
     )
 
 
@@ -157,12 +162,8 @@ def lines_of(
     lines: list[str] = []
     shown = 0
     for report in sorted(reports, key=_urgency):
-        rest = _detail(report, paces, now)
-        block = (
-            [f"{report.task:<{names}}  {rest}"[:width]]
-            if beside
-            else [report.task, f"  {rest}"[:width]]
-        )
+        rest = _detail(report, paces, now, width - 2 - (names if beside else 0))
+        block = [f"{report.task:<{names}}  {rest}"] if beside else [report.task, f"  {rest}"]
         if len(lines) + len(block) > max(height - 1, 1):
             break
         lines += block
@@ -176,13 +177,19 @@ def _urgency(report: TaskReport) -> tuple[int, str]:
     return _ORDER.index(report.doing), report.task
 
 
-def _detail(report: TaskReport, paces: Paces, now: float) -> str:
-    said = said_of(report, paces.left_s(report, now))
+def _detail(report: TaskReport, paces: Paces, now: float, room: int) -> str:
+    """What a task does, in so many characters: what is left out is what matters least."""
+    left_s = paces.left_s(report, now)
     share = share_of(report)
-    if share is None or report.doing != "running":
-        return said
+    if share is None or report.doing != "running" or report.wait is not None:
+        return said_of(report, left_s)[:room]
     filled = int(share * _BAR)
-    return f"{'━' * filled}{'─' * (_BAR - filled)} {share:>4.0%} {said}"
+    text = f"{'━' * filled}{'─' * (_BAR - filled)} {share:>4.0%} {_STAGES[_stage(report)]}"
+    documents, left, size = _far(report, left_s)
+    for piece in filter(None, (f" {documents}", left and f", {left}", f", {size}")):
+        if len(text) + len(piece) <= room:
+            text += piece
+    return text[:room]
 
 
 # ------------------------------------------------------------------------------------- elsewhere

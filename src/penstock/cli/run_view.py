@@ -32,7 +32,7 @@ async def showing(
     looking = asyncio.create_task(view.look(), name="progress")
     try:
         if stderr.is_terminal:
-            with shown_live(settings, view.table, _is_no_failure):
+            with shown_live(settings, view.table, _is_not_in_the_table):
                 yield _ignore
         else:
             with _without_failures(settings):
@@ -84,6 +84,13 @@ class _View:
 
 def _ignore(_: TaskRun, __: TransactionSummary) -> None:
     """The table shows it."""
+
+
+def _is_not_in_the_table(record: logging.LogRecord) -> bool:
+    """False for what the table shows: failures, waits, and what is tried again."""
+    from penstock.runtime.awaited import IN_REPORT
+
+    return _is_no_failure(record) and not getattr(record, IN_REPORT, False)
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:

@@ -19,6 +19,7 @@ from typing import Final
 
 from penstock.consensus.store import ConsensusError
 from penstock.errors import PenstockError, Unavailable
+from penstock.runtime.awaited import IN_REPORT
 from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.control import Control, StoppedEarly
 from penstock.runtime.requests import obey
@@ -97,7 +98,8 @@ async def _supervised(
                 wait_s *= random.uniform(0.5, 1)  # noqa: S311 - spreads tasks
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
-                _log.warning("%s: %s; trying again in %.1f s", task.name, one_line(error), wait_s)
+                again = "%s: %s; trying again in %.1f s"
+                _log.warning(again, task.name, one_line(error), wait_s, extra={IN_REPORT: True})
                 control.activity.fails(error, count=failures, retry_in_s=wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
