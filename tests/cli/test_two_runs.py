@@ -253,7 +253,7 @@ def test_two_that_start_at_once_store_everything_once(here: Here) -> None:
 
 
 def test_a_terminal_shows_a_line_for_each_task(here: Here) -> None:
-    """In eighty columns, with what the task waits for; and it is gone when the result is printed."""
+    """In eighty columns, with what the task waits for."""
     terminal, its_end = pty.openpty()
     fcntl.ioctl(its_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     shown = bytearray()
