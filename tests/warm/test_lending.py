@@ -53,7 +53,8 @@ def a_place(directory: Path, who: str = "host") -> Place:
         "using": {"python": {"module": MODULE.format(hold=str(directory / "hold"))}},
         "transforms": [{"name": "fromEvents", "source": "acme/events", "shuffle": "any"}],
     }
-    connector = {"image": "penstock/materialize-sqlite", "config": {"path": "${env:WHO}.db"}}
+    table = str(directory / "${env:WHO}.db")
+    connector = {"image": "penstock/materialize-sqlite", "config": {"path": table}}
     catalog: dict[str, Any] = {
         "collections": {
             **CATALOG["collections"],
