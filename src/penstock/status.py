@@ -46,7 +46,14 @@ from penstock.runtime.kinds import (
     writes_of,
 )
 from penstock.runtime.ops import TaskKindName
-from penstock.runtime.recovery import Layout, Recovered, RecoveryMachine, log_name, recovery_key
+from penstock.runtime.recovery import (
+    LEADER,
+    Layout,
+    Recovered,
+    RecoveryMachine,
+    log_name,
+    recovery_key,
+)
 from penstock.runtime.reports import ProcessReport, Reported, is_alive, is_silent, load_reports
 from penstock.shuffle.binding import Binding, derivation_bindings, materialization_bindings
 from penstock.shuffle.lag import reading_lag
@@ -318,7 +325,8 @@ class _Gathering:
         """Return what a task has committed, and what it reads; no bindings if that is unknown."""
         log = log_name(kind_of(spec), spec.name)
         entries = (await load_log(self._store, recovery_key(log), RecoveryMachine())).state
-        if not entries and isinstance(spec, MaterializationSpec) and spec.renamed_from:
+        unused = not entries.keys() - {LEADER}
+        if unused and isinstance(spec, MaterializationSpec) and spec.renamed_from:
             old = recovery_key(log_name("materialization", spec.renamed_from))
             entries = (await load_log(self._store, old, RecoveryMachine())).state
         try:

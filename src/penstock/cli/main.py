@@ -26,6 +26,7 @@ from penstock.cli import (
     journals,
     list_failpoints,
     local_stack,
+    logs,
     persistd,
     prepare,
     preview,
@@ -95,6 +96,7 @@ register(
     if_stopped=_KEPT,
 )
 register(app, status.status)
+register(app, logs.logs)
 register(app, preview.preview, if_stopped="nothing was published")
 register(app, journals.journals)
 register(app, fragments.fragments)
