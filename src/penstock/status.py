@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TaskStatus:
     """A task, and what it does."""
 
@@ -69,6 +69,11 @@ class TaskStatus:
     """What the process that runs it says of it."""
     process: ProcessFacts | None
     at: float
+
+    def __repr__(self) -> str:
+        behind = "" if self.lag_docs is None else f", {self.lag_docs} documents behind"
+        waits = f", waits for {self.waits_for}" if self.waits_for else ""
+        return f"<{self.kind} {self.task}: {self.state}{behind}{waits}>"
 
     @property
     def state(self) -> str:

@@ -30,6 +30,7 @@ from penstock.model.spec import Catalog
 from penstock.native.arrow import to_json
 from penstock.runtime.waiting import in_thread
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendResult:
     """One committed append."""

@@ -84,7 +84,9 @@ class Intake:
                 yield Chunk(
                     documents=taken.rows if taken.rows.num_rows else None,
                     refused=tuple(
-                        RefusedLine(file="row", line=before + each.at + 1, violations=each.violations)
+                        RefusedLine(
+                            file="row", line=before + each.at + 1, violations=each.violations
+                        )
                         for each in taken.refused
                     ),
                     bytes=some.nbytes,

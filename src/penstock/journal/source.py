@@ -501,7 +501,7 @@ class _BatchWriter(DataSourceArrowWriter):
         self._source = source
         self._write = write
 
-    def write(  # type: ignore[override] - Spark's own override it like this
+    def write(  # type: ignore[override]
         self, iterator: Iterator[pyarrow.RecordBatch]
     ) -> WriterCommitMessage:
         return _write(self._write, iterator)
@@ -521,7 +521,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):
         self._source = source
         self._write = write
 
-    def write(  # type: ignore[override] - Spark's own override it like this
+    def write(  # type: ignore[override]
         self, iterator: Iterator[pyarrow.RecordBatch]
     ) -> WriterCommitMessage:
         return _write(self._write, iterator)

@@ -45,13 +45,7 @@ def to_lines(documents: Iterable[Any], root: Column) -> bytes:
 
 def _line(document: Any, root: Column, number: int) -> bytes:  # noqa: ANN401
     try:
-        if not isinstance(document, Mapping):
-            raise _Unfit((), *_no_document(document))
-        try:
-            text = _encode(document)
-        except (TypeError, ValueError):  # something in it is not JSON as it is
-            text = _encode(_object(document, root, ()))
-        return text.encode() + b"\n"
+        return _text(document, root).encode() + b"\n"
     except _Unfit as unfit:
         at = pointer.render(tuple(map(str, unfit.path)))
         raise UserError(
@@ -74,6 +68,15 @@ def _line(document: Any, root: Column, number: int) -> bytes:  # noqa: ANN401
             where=f"document {number}",
             why="it is nested too deeply, or contains itself",
         ) from None
+
+
+def _text(document: Any, root: Column) -> str:  # noqa: ANN401
+    if not isinstance(document, Mapping):
+        raise _Unfit((), *_no_document(document))
+    try:
+        return _encode(document)
+    except (TypeError, ValueError):  # something in it is not JSON as it is
+        return _encode(_object(document, root, ()))
 
 
 class _Unfit(Exception):
