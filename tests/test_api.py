@@ -497,6 +497,8 @@ def test_a_spark_frame_with_a_bad_row_is_kept_out(
         here.append("acme/orders", some)
     assert "partition 1, row 21: /region" in str(caught.value)
     assert here.read("acme/orders").count() == 0
+    with pytest.raises(penstock.PenstockError, match="two columns called id"):
+        here.append("acme/orders", some.selectExpr("id", "id", "region"))
     stream = spark.readStream.format("rate").load()
     with pytest.raises(UserError, match="is a stream"):
         here.append("acme/orders", stream)

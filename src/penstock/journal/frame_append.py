@@ -46,6 +46,7 @@ from penstock.model.observed import Observed, observe, widen
 from penstock.model.schema import compiled
 from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_json
+from penstock.native.arrow_frames import check_names
 from penstock.native.take import Taker
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def stage_rows(
     try:
         with Stager(write.staging) as stager:
             for batch in batches:
+                check_names(batch.schema.names)
                 taken = taker.take_columns(batch)
                 for each in taken.refused[: REFUSALS_SHOWN - len(lines)]:
                     at = f"partition {task}, row {rows + each.at + 1}"

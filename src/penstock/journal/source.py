@@ -396,61 +396,63 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_follower": None, "_opened": None}
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
-        match self._options.starting:
-            case "earliest":
-                return BEGIN.to_json()
-            case "latest":
-                return self._following().cut(BEGIN).to_json()
-            case revision:
-                return self._following().cut(BEGIN, before=int(revision)).to_json()
+        starting = self._options.starting
+        if starting == "earliest":
+            return BEGIN.to_json()
+        with self._following() as follower:
+            before = None if starting == "latest" else int(starting)
+            return follower.cut(BEGIN, before=before).to_json()
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, object], limit: ReadLimit
     ) -> dict[str, object]:
-        end = self._following().cut(
-            TimelinePosition.of_json(start),
-            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-            before=self._until,
-            idle_s=IDLE_S if self._until is None else 0.0,
-        )
-        return end.to_json()
+        with self._following() as follower:
+            end = follower.cut(
+                TimelinePosition.of_json(start),
+                rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+                before=self._until,
+                idle_s=IDLE_S if self._until is None else 0.0,
+            )
+            return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         rows_max = self._options.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
-        return self._following().latest().to_json()
+        with self._following() as follower:
+            return follower.latest().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._until = self._following().now() + 1
+        with self._following() as follower:
+            self._until = follower.now() + 1
 
     def partitions(
         self, start: dict[str, object], end: dict[str, object]
     ) -> Sequence[InputPartition]:
-        found = self._following().plan(
-            TimelinePosition.of_json(start), TimelinePosition.of_json(end)
-        )
-        assert self._opened is not None  # noqa: S101 - by the follower
-        with _words_for_spark():
+        with self._following() as follower:
+            found = follower.plan(TimelinePosition.of_json(start), TimelinePosition.of_json(end))
+            assert self._opened is not None  # noqa: S101 - by the follower
             return self._opened.partitions(found, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return _read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        self._following().forget(TimelinePosition.of_json(end))
+        with self._following() as follower:
+            follower.forget(TimelinePosition.of_json(end))
 
     def stop(self) -> None:
         if self._follower is not None:
             self._follower.close()
 
-    def _following(self) -> Follower:
-        if self._follower is None:
-            options = self._options
-            with _words_for_spark():
+    @contextmanager
+    def _following(self) -> Iterator[Follower]:
+        with _words_for_spark():
+            if self._follower is None:
+                options = self._options
                 self._follower = Follower(self._open, options.collection, options.selector)
-        return self._follower
+            yield self._follower
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Planner]:

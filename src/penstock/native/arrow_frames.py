@@ -29,11 +29,12 @@ def record_batches(value: Any) -> Iterable[pyarrow.RecordBatch] | None:  # noqa:
     if not hasattr(value, "__arrow_c_stream__"):
         return None
     reader: pyarrow.RecordBatchReader = pa.RecordBatchReader.from_stream(value)
-    _check_names(reader.schema.names)
+    check_names(reader.schema.names)
     return reader
 
 
-def _check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
+    """Refuse a frame in which one of two columns would be lost."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -45,7 +46,7 @@ def _pandas_table(frame: Any) -> pyarrow.Table:  # noqa: ANN401
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
     names = [str(name) for name in frame.columns]
-    _check_names(names)
+    check_names(names)
     columns = [_pandas_column(frame.iloc[:, at], name) for at, name in enumerate(names)]
     table: pyarrow.Table = pa.table(columns, names)
     return table
