@@ -51,18 +51,16 @@ def execute(code: str, names: dict[str, Any]) -> Any:  # noqa: ANN401
 def test_the_page_about_python_is_true(
     spark: SparkSession,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (catalog,) = blocks("docs/python.md", "yaml")
-    Path("catalog.yaml").write_text(catalog)
-    Path("incoming").mkdir()
-    Path("incoming/a.json").write_text('{"id": 300, "customer": "eve", "channel": "shop"}\n')
+    (tmp_path / "catalog.yaml").write_text(catalog)
+    (tmp_path / "incoming").mkdir()
+    (tmp_path / "incoming/a.json").write_text('{"id": 300, "customer": "eve", "channel": "shop"}\n')
     names: dict[str, Any] = {}
     shown = blocks("docs/python.md", "python")
     for code in shown:
-        execute(code, names)
+        execute(code.replace("/srv/acme", str(tmp_path)), names)
     assert sum(code.count("# →") for code in shown) >= 7
     out = capsys.readouterr().out
     assert "document:2: /id" in out
@@ -71,9 +69,7 @@ def test_the_page_about_python_is_true(
 
 
 @pytest.mark.spark
-def test_the_page_about_spark_is_true(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_about_spark_is_true(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "catalog.yaml").write_text(blocks("docs/python.md", "yaml")[0])
     documents = [{"id": n, "customer": "ada", "channel": None} for n in range(3)]
     batches: list[int] = []
@@ -90,7 +86,7 @@ def test_the_page_about_spark_is_true(
                 query: Any = names.pop("query")
                 query.processAllAvailable()
                 query.stop()
-        assert names["orders"].count() == 3
+        assert names["orders"].count() == 3 + 2 + 3
         assert batches == [3]
         assert p.read("acme/orders").where("id >= 1000").count() == 2 + 3
 

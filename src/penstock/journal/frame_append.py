@@ -71,7 +71,7 @@ def documents_refused(collection: str, count: int, lines: Sequence[str]) -> Docu
     more = ", and perhaps others" if count >= REFUSALS_SHOWN else ""
     return DocumentsRefused(
         f"nothing was appended: {many} not fit the schema of {collection}{more}",
-        why="\n        ".join(lines[:REFUSALS_SHOWN]),
+        why="\n        ".join("\n".join(lines[:REFUSALS_SHOWN]).splitlines()),
     )
 
 
