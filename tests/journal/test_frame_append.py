@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,7 +209,7 @@ def test_a_frame_is_saved_as_one_transaction(
     save(frame, tmp_path)
     rows = {row["id"]: row.asDict() for row in p.read("acme/orders").collect()}
     assert sorted(rows) == list(range(20))
-    assert {str(row["price"]) for row in rows.values()} == {"9.50"}
+    assert {Decimal(row["price"]) for row in rows.values()} == {Decimal("9.50")}
     assert {row["mail"] for row in rows.values()} == {None}, "it is blocked"
     assert rows[3]["at"] is None
     lines = [j.state.records[-1].revision for j in p.journals("acme/orders")]

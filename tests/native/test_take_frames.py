@@ -154,6 +154,9 @@ def test_columns_take_the_form_that_the_schema_asks_for() -> None:
         ("day", pa.array([datetime.datetime(2026, 1, 31)]), "2026-01-31"),  # noqa: DTZ001
         ("price", pa.array([Decimal("1E-9")], pa.decimal128(20, 9)), "0.000000001"),
         ("price", pa.array([2.5]), "2.5"),
+        ("price", pa.array([Decimal("9.50")], pa.decimal128(38, 18)), "9.5"),
+        ("price", pa.array([Decimal(100)], pa.decimal128(38, 18)), "100"),
+        ("price", pa.array([Decimal(0)], pa.decimal128(38, 18)), "0"),
         ("count", pa.array([2.0]), "2"),
         ("id", pa.array([2.0]), 2),
         ("id", pa.array([Decimal(2)]), 2),

@@ -21,12 +21,15 @@ import datetime
 import decimal
 import json
 import math
-from typing import Any
+from typing import Any, Final
 
 import pyarrow
 
 from penstock.model.columns import Column, Kind
 from penstock.model.json_order import Json
+
+PADDED_SCALE: Final = 18
+"""The scale of Spark's DECIMAL(38,18), which stands for any number: its last zeros say nothing."""
 
 
 def plain_rows(batch: pyarrow.RecordBatch) -> list[dict[str, Json]]:
@@ -63,7 +66,9 @@ def plain_as(value: Any, column: Column | None) -> Json:  # noqa: ANN401 - whate
 def _text_as(value: Any, logical: str | None) -> Json:  # noqa: ANN401
     match value:
         case decimal.Decimal() if value.is_finite():
-            return format(value, "f")
+            text = format(value, "f")
+            padded = value.as_tuple().exponent == -PADDED_SCALE
+            return text.rstrip("0").rstrip(".") if padded else text
         case bool():
             return value
         case float() if logical == "integer" and value.is_integer():

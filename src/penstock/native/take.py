@@ -31,7 +31,7 @@ from penstock.model.schema import CompiledSchema, read_documents
 from penstock.model.violations import Violation, is_hidden
 from penstock.native.arrow import to_arrow
 from penstock.native.arrow_types import NULLS_TYPE, arrow_schema, arrow_type
-from penstock.native.plain import plain_rows, rows_as
+from penstock.native.plain import PADDED_SCALE, plain_rows, rows_as
 
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
@@ -713,8 +713,10 @@ def _laid_text(values: Any, logical: str | None) -> Any | None:  # noqa: ANN401
         return values.cast(pa.utf8())
     if types.is_decimal(kind):
         texts = values.cast(pa.utf8())
-        # Very small ones have an exponent there.
-        return texts if _all_true(texts, pc.match_substring_regex(texts, r"^[-0-9.]+$")) else None
+        if not _all_true(texts, pc.match_substring_regex(texts, r"^[-0-9.]+$")):
+            return None  # very small ones have an exponent there
+        padded = kind.scale == PADDED_SCALE
+        return pc.replace_substring_regex(texts, r"\.?0+$", "") if padded else texts
     return None
 
 
