@@ -73,11 +73,16 @@ ROWS = st.fixed_dictionaries(
         "day": st.none() | st.dates(START.date(), END.date()),
         "note": st.none() | st.text(max_size=5),
         "must": st.none() | st.text(max_size=5),
+        "other": st.none() | st.integers(-(2**60), 2**60),
+        "ratio": st.none() | st.floats(allow_nan=False, allow_infinity=False).filter(bool),
+        "tag": st.none() | st.text(max_size=3),
+        "since": st.none() | st.dates(START.date(), END.date()),
         "where": st.none()
         | st.fixed_dictionaries(
             {
                 "city": st.none() | st.text(max_size=3),
                 "seen": st.none() | st.datetimes(START, END),
+                "flag": st.none() | st.booleans(),
             }
         ),
         "lines": st.none()
@@ -99,7 +104,14 @@ TYPES = pa.schema(
         ("day", pa.date32()),
         ("note", pa.large_string()),
         ("must", pa.string_view()),
-        ("where", pa.struct([("city", pa.utf8()), ("seen", pa.timestamp("ns"))])),
+        ("other", pa.int64()),
+        ("ratio", pa.float64()),
+        ("tag", pa.dictionary(pa.int8(), pa.utf8())),
+        ("since", pa.date32()),
+        (
+            "where",
+            pa.struct([("city", pa.utf8()), ("seen", pa.timestamp("ns")), ("flag", pa.bool_())]),
+        ),
         ("lines", pa.list_(pa.struct([("sku", pa.utf8()), ("qty", pa.int16())]))),
     ]
 )

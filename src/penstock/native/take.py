@@ -29,8 +29,8 @@ from penstock.model.json_order import Json
 from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, read_documents
 from penstock.model.violations import Violation, is_hidden
-from penstock.native.arrow import to_arrow
-from penstock.native.arrow_types import NULLS_TYPE, arrow_schema, arrow_type
+from penstock.native.arrow import json_texts, to_arrow
+from penstock.native.arrow_types import EXTRA_TYPE, NULLS_TYPE, arrow_schema, arrow_type
 from penstock.native.plain import PADDED_SCALE, plain_rows, rows_as
 
 pa: Any = pyarrow
@@ -654,17 +654,66 @@ def _laid_out(batch: pyarrow.RecordBatch, root: Column) -> pyarrow.RecordBatch |
 
 def _laid_members(found: Mapping[str, Any], column: Column) -> dict[str, Any] | None:
     """The members of an object as its layout has them; hidden columns that are empty are gone."""
-    members = {m.name: m.column for m in column.members if m.column is not None}
+    members = {m.name: m.column for m in column.members}
     laid: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
     for name, values in found.items():
         below = members.get(name)
-        if below is None and values.null_count == len(values):
+        if name not in members and values.null_count == len(values):
             continue  # absent, whatever it would be called
+        if name not in members and name not in (column.extra, column.nulls):
+            unknown[name] = values
+            continue
         made = None if below is None else _laid_column(values, below)
         if made is None:
             return None
         laid[name] = made
+    if unknown:
+        extra = None if column.extra is None else _laid_extra(unknown)
+        if column.extra is None or extra is None:
+            return None
+        laid[column.extra] = extra
     return laid
+
+
+def _laid_extra(unknown: Mapping[str, Any]) -> Any | None:  # noqa: ANN401
+    """Columns that the schema does not name as JSON text by name, for each object."""
+    names = sorted(unknown)
+    texts = [_json_texts(unknown[name]) for name in names]
+    if any(each is None for each in texts):
+        return None
+    there = np.stack([each.is_valid().to_numpy(zero_copy_only=False) for each in texts]).T
+    rows, columns = np.nonzero(there)
+    lengths = there.sum(axis=1)
+    return pa.MapArray.from_arrays(
+        pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32()),
+        pa.array(names, pa.utf8()).take(pa.array(columns)),
+        pa.concat_arrays(texts).take(pa.array(columns * there.shape[0] + rows)),
+        type=EXTRA_TYPE,
+        mask=pa.array(lengths == 0),
+    )
+
+
+def _json_texts(values: Any) -> Any | None:  # noqa: ANN401
+    """JSON of each value, as `plain` makes it; None if that is not sure."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind, types = values.type, pa.types
+    try:
+        if types.is_boolean(kind):
+            return json_texts(Column(kind=Kind.BOOLEAN), values)
+        if types.is_integer(kind):
+            return json_texts(Column(kind=Kind.LONG), values.cast(pa.int64()))
+        if types.is_floating(kind):
+            doubles = values.cast(pa.float64())
+            sure = _numbers_hold({}, Kind.DOUBLE, doubles)
+            return json_texts(Column(kind=Kind.DOUBLE), doubles) if sure else None
+        if types.is_decimal(kind):
+            return None  # a number or a text
+        text = _laid_text(values, None)
+        return None if text is None else json_texts(Column(kind=Kind.STRING), text)
+    except (pa.ArrowException, ValueError):
+        return None
 
 
 def _laid_column(values: Any, column: Column) -> Any | None:  # noqa: ANN401
