@@ -504,6 +504,25 @@ def test_a_spark_frame_with_a_bad_row_is_kept_out(
         here.append("acme/orders", stream)
 
 
+def test_redacted_values_need_a_salt_that_python_can_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_REDACT_SALT", raising=False)
+    hashed = CATALOG.replace("{type: number}", "{type: string, redact: {strategy: sha256}}")
+    (tmp_path / "catalog.yaml").write_text(hashed)
+    with penstock.open(tmp_path / "data") as p:
+        p.apply(tmp_path / "catalog.yaml")
+        with pytest.raises(UserError, match="no salt is given") as caught:
+            p.append("acme/orders", [order(1, total="secret")])
+        assert caught.value.fix == "pass one in base64: redact_salt=…, or PENSTOCK_REDACT_SALT"
+        p.append("acme/orders", [order(1, total="secret")], redact_salt="c2FsdA==")
+        monkeypatch.setenv("PENSTOCK_REDACT_SALT", "c2FsdA==")
+        p.append("acme/orders", pd.DataFrame([order(2, total="secret")]))
+        first, second = (document["total"] for document in stored(p))
+        assert first == second
+        assert first.startswith("sha256:")
+
+
 # ------------------------------------------------------------------------------------------ types
 
 USER_SCRIPT = """

@@ -679,8 +679,8 @@ def _laid_members(found: Mapping[str, Any], column: Column) -> dict[str, Any] | 
 def _laid_extra(unknown: Mapping[str, Any]) -> Any | None:  # noqa: ANN401
     """Columns that the schema does not name as JSON text by name, for each object."""
     names = sorted(unknown)
-    texts = [_json_texts(unknown[name]) for name in names]
-    if any(each is None for each in texts):
+    texts = [made for name in names if (made := _json_texts(unknown[name])) is not None]
+    if len(texts) < len(names):
         return None
     there = np.stack([each.is_valid().to_numpy(zero_copy_only=False) for each in texts]).T
     rows, columns = np.nonzero(there)
