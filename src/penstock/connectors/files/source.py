@@ -18,13 +18,13 @@ from penstock.connectors.files.cursor import Changed, Cursor, Found, settled, ta
 from penstock.connectors.files.formats import CsvOptions, FilePart, FileReading, read_split
 from penstock.connectors.files.places import FilePlace
 from penstock.connectors.files.splits import Group, plan
+from penstock.connectors.files.watching import Watch
 from penstock.errors import UserError
 from penstock.journal.schemas import layout
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import (
     GIVEN_BYTES_MAX,
-    WAIT_S,
     CaptureSequence,
     Discovered,
     Documents,
@@ -127,7 +127,8 @@ class Files:
         self._settle_s = float(given.get("settle", 1))
         self._stops_at_change = given.get("onChanged", "stop") == "stop"
         self._monotonic = bool(given.get("monotonic", False))
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
+        self._session: FilesSession | None = None
 
     def __repr__(self) -> str:
         return f"Files({self._place})"
@@ -142,7 +143,7 @@ class Files:
         return discover(self._place)
 
     def open(self, opening: Opening) -> FilesSession:
-        self._stop.clear()
+        self.stopping.clear()
         bindings = [
             _Binding(
                 source=binding,
@@ -157,10 +158,13 @@ class Files:
             )
             for binding in opening.bindings
         ]
-        return FilesSession(self, bindings, opening)
+        self._session = FilesSession(self, bindings, opening)
+        return self._session
 
     def interrupt(self) -> None:
-        self._stop.set()
+        self.stopping.set()
+        if self._session is not None:
+            self._session.wake()
 
     def waits_for(self) -> str | None:
         return None
@@ -246,11 +250,12 @@ class FilesSession:
         self._next_s = 0.0
         """When to list again."""
         self._listed = False
-        self._watch = _Watch(files.place) if files.place.is_local and not opening.ends else None
+        watches = files.place.is_local and not opening.ends
+        self._watch = Watch(files.place.local) if watches else None
 
     def poll(self, wait_s: float) -> Polled:
         until = time.monotonic() + wait_s
-        while True:
+        while not self._files.stopping.is_set():
             if not any(self._waiting.values()):
                 if self._opening.ends and self._listed:
                     return Idle.NOTHING
@@ -264,6 +269,12 @@ class FilesSession:
                 return Idle.PENDING if waits else Idle.NOTHING
             if any(self._waiting.values()):
                 time.sleep(0.05)  # until they are settled
+        return Idle.PENDING
+
+    def wake(self) -> None:
+        """Let a poll that waits look whether it is to stop."""
+        if self._watch is not None:
+            self._watch.wake()
 
     def _pause(self, until: float) -> None:
         """Wait for the next listing, or until something changes."""
@@ -271,8 +282,8 @@ class FilesSession:
         if left <= 0:
             return
         if self._watch is None:
-            time.sleep(left)
-        elif self._watch.wait():
+            self._files.stopping.wait(left)
+        elif self._watch.wait(left):
             self._next_s = 0.0
 
     def _list(self) -> None:
@@ -371,28 +382,3 @@ class FileRead:
             for at in ids:
                 for split in self.groups[at].splits:
                     yield from read_split(self.reading, split)
-
-
-class _Watch:
-    """Tells when something changes below a directory of this machine."""
-
-    def __init__(self, place: FilePlace) -> None:
-        from watchfiles import watch
-
-        self._stop = threading.Event()
-        self._changes: Iterator[Any] = watch(
-            place.local,
-            stop_event=self._stop,
-            debounce=50,
-            step=10,
-            rust_timeout=int(WAIT_S * 1000),
-            yield_on_timeout=True,
-            raise_interrupt=False,
-        )
-
-    def wait(self) -> bool:
-        """True if something changed; returns after `WAIT_S` at the latest."""
-        return bool(next(self._changes, ()))
-
-    def close(self) -> None:
-        self._stop.set()
