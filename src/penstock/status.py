@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TaskStatus:
     """A task, and what it does."""
 
@@ -80,6 +80,11 @@ class TaskStatus:
     holds: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Collections with documents that only stay because the task has not read them: their
     retention, in seconds."""
+
+    def __repr__(self) -> str:
+        behind = "" if self.lag_docs is None else f", {self.lag_docs} documents behind"
+        waits = f", waits for {self.waits_for}" if self.waits_for else ""
+        return f"<{self.kind} {self.task}: {self.state}{behind}{waits}>"
 
     @property
     def state(self) -> str:

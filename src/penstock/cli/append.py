@@ -70,8 +70,9 @@ def append(
 async def _append(
     settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
 ) -> AppendResult:
-    from penstock.catalog.append import DocumentsRefused, append_documents
+    from penstock.catalog.append import append_documents
     from penstock.journal.blobs import open_blobs
+    from penstock.journal.frame_append import DocumentsRefused
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
     from penstock.journal.schemas import Schemas

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock.consensus.replica import Replica, RollupPolicy
 from penstock.consensus.replicas import Moved, follow_all, load_all
@@ -203,17 +203,20 @@ class Journals:
         """Add records to a journal."""
         return (await self.append_all({name: tuple(records)}))[name]
 
-    async def append_all(self, parts: Mapping[str, Sequence[Record]]) -> dict[str, Appended]:
+    async def append_all(
+        self, parts: Mapping[str, Sequence[Record]], *, also: Sequence[Command[Any, Any]] = ()
+    ) -> dict[str, Appended]:
         """Add records to several journals: to all of them, under one revision, or to none.
 
         Within the limits of `Consensus.compare_and_set_all`; a part without records stays out.
+        Commands on other logs may be part of it; one that refuses keeps all the others out.
         """
         parts = {name: records for name, records in parts.items() if records}
         commands = [
             Command(self.log(name), _on_readable(name, Append(records=tuple(records))))
             for name, records in parts.items()
         ]
-        committed = await self._commit(commands)
+        committed = await self._commit(commands, also)
         return {
             name: _appended(done, len(records))
             for (name, records), done in zip(parts.items(), committed, strict=True)
@@ -279,11 +282,11 @@ class Journals:
         return command.log.state
 
     async def _commit(
-        self, commands: Sequence[JournalCommand]
+        self, commands: Sequence[JournalCommand], also: Sequence[Command[Any, Any]] = ()
     ) -> Sequence[Committed[JournalState, Diff] | None]:
-        """Commit commands on journals that must exist."""
+        """Commit commands on journals that must exist, and others beside them."""
         try:
-            return await _land(commands)
+            return (await _land([*commands, *also]))[: len(commands)]
         except Refused as refused:
             names = [journal_of_key(command.log.key) for command in commands]
             for name, command in zip(names, commands, strict=True):
@@ -303,7 +306,7 @@ class Journals:
 
 
 async def _land(
-    commands: Sequence[JournalCommand],
+    commands: Sequence[Command[Any, Any]],
 ) -> Sequence[Committed[JournalState, Diff] | None]:
     """`append_all`, past what cancelled callers of the same handles have left behind."""
     while True:
