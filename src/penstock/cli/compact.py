@@ -58,6 +58,7 @@ def compact(
 async def _compact(
     settings: Settings, collection: str | None, options: CompactionOptions
 ) -> Compacted:
+    from penstock.catalog.desired import codecs
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
@@ -75,4 +76,5 @@ async def _compact(
                 collection,
                 options=options,
                 progress=progress,
+                codecs=await codecs(store),
             )

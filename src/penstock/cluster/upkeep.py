@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Final
 
+from penstock.catalog.desired import codecs
 from penstock.errors import PenstockError
 from penstock.journal.planning import Planner
 from penstock.journal.sweeping import collect_garbage
@@ -56,7 +57,13 @@ class Upkeep:
         planner, enough = self._planner, asyncio.Event()
         timer = asyncio.get_running_loop().call_later(ROUND_S, enough.set)
         try:
-            done = await compact_all(planner.journals, planner.blobs, planner.schemas, stop=enough)
+            done = await compact_all(
+                planner.journals,
+                planner.blobs,
+                planner.schemas,
+                stop=enough,
+                codecs=await codecs(planner.journals.store),
+            )
         finally:
             timer.cancel()
         if done.objects or done.pages:
