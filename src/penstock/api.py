@@ -155,12 +155,14 @@ class Penstock:
         selector: str = "",
         columns: Sequence[str] | None = None,
         meta: bool = False,
+        keep_text: bool = False,
     ) -> DataFrame:
         """The documents that are committed now, as a DataFrame without order.
 
         `selector` chooses journals by their labels (region=eu), `columns` top-level columns; with
         `meta`, each document has its clock, producer and flags. Members that the schema does not
-        name are JSON text in the map `_x`.
+        name are JSON text in the map `_x`. Strings with `format: date-time`, `date`, `number` and
+        `integer` are TIMESTAMP, DATE and DECIMAL; with `keep_text`, the strings that were appended.
         """
         from penstock.journal.scan import read_collection
 
@@ -176,6 +178,7 @@ class Penstock:
                 selector=chosen,
                 columns=columns,
                 meta=meta,
+                keep_text=keep_text,
             )
 
         return self._thread.run(read())

@@ -26,7 +26,7 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
 from penstock.errors import Bug, UserError
@@ -36,6 +36,7 @@ from penstock.model.json_order import (
     Absent,
     Json,
     canonical_json,
+    numeric_key,
     sort_key,
 )
 from penstock.model.pointer import child, get
@@ -85,6 +86,8 @@ class Rule:
     key: tuple[str, ...] = ()
     delete: bool = False
     associative: bool = True
+    numeric: bool = False
+    """Of minimize and maximize: texts compare by the numbers they write. The format says so."""
 
     @property
     def descends(self) -> bool:
@@ -95,6 +98,11 @@ class Rule:
     def of(cls, reduction: Reduction) -> Rule:
         """Read the annotation that a shape carries."""
         return cls.parse(dict(reduction.annotation))
+
+    def on(self, shape: Shape) -> Rule:
+        """Return the rule as it acts on values of a shape."""
+        compares = self.strategy in (Strategy.MINIMIZE, Strategy.MAXIMIZE) and not self.key
+        return replace(self, numeric=True) if compares and shape.is_numeric_text else self
 
     @classmethod
     def parse(cls, annotation: Json) -> Rule:
@@ -198,6 +206,21 @@ class _Total(int):
     """A sum of integers: it may leave the 64-bit range on the way, but not at the end."""
 
 
+class _Rounded(float):
+    """A sum with floats: as decimals write them, exactly, and rounded at the end alone.
+
+    So a sum of amounts in cents is an amount in cents, however many there are.
+    """
+
+    exact: decimal.Decimal
+
+    @classmethod
+    def of(cls, exact: decimal.Decimal) -> _Rounded:
+        rounded = cls(exact)
+        rounded.exact = exact
+        return rounded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """The reduction of one RHS into a state. Locations are pointers into the RHS."""
@@ -217,9 +240,9 @@ class _Step:
             case Strategy.FIRST_WRITE_WINS:
                 return rhs if lhs is ABSENT else lhs
             case Strategy.MINIMIZE:
-                return self._extreme(lhs, rhs, at, rule.key, sign=-1)
+                return self._extreme(lhs, rhs, at, rule, sign=-1)
             case Strategy.MAXIMIZE:
-                return self._extreme(lhs, rhs, at, rule.key, sign=1)
+                return self._extreme(lhs, rhs, at, rule, sign=1)
             case Strategy.SUM:
                 return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, exact=False)
             case Strategy.BIG_SUM:
@@ -233,10 +256,13 @@ class _Step:
             case Strategy.JSON_SCHEMA_MERGE:
                 return rhs if lhs is ABSENT else self._merge_schemas(lhs, rhs, at)
 
-    def _extreme(self, lhs: State, rhs: Json, at: str, key: tuple[str, ...], sign: int) -> State:
+    def _extreme(self, lhs: State, rhs: Json, at: str, rule: Rule, sign: int) -> State:
         """Return the smaller (sign -1) or greater (sign 1) side; of equals, merge or replace."""
+        key = rule.key
         if lhs is not ABSENT:
             left, right = _identity(lhs, key or ("",)), _identity(rhs, key or ("",))
+            if rule.numeric and isinstance(lhs, str) and isinstance(rhs, str):
+                left, right = numeric_key(lhs), numeric_key(rhs)
             order = sign * ((left > right) - (left < right))
             if order > 0:
                 return lhs
@@ -247,17 +273,18 @@ class _Step:
     def _sum(self, lhs: Json, rhs: Json, at: str, *, exact: bool) -> Json:
         if not (_is_numeric(lhs) and _is_numeric(rhs)):
             raise self._error(at, "sum expects numbers", lhs, rhs)
+        if isinstance(lhs, int) and isinstance(rhs, int) and not exact:
+            return _Total(lhs + rhs)
         try:
+            total = _DECIMALS.add(_decimal(lhs), _decimal(rhs))
             if exact or isinstance(lhs, str) or isinstance(rhs, str):
-                return format(_DECIMALS.add(_decimal(lhs), _decimal(rhs)), "f")
-            if isinstance(lhs, int) and isinstance(rhs, int):
-                return _Total(lhs + rhs)
-            total = float(lhs) + float(rhs)
+                return format(total if total else abs(total), "f")  # zero has no sign
+            rounded = _Rounded.of(total)
         except (decimal.DecimalException, OverflowError):
-            total = math.inf
-        if not math.isfinite(total):
+            raise self._error(at, "sum overflow", lhs, rhs) from None
+        if not math.isfinite(rounded):
             raise self._error(at, "sum overflow", lhs, rhs)
-        return total
+        return rounded
 
     def _append(self, lhs: Json, rhs: Json, at: str) -> Json:
         if isinstance(rhs, list):
@@ -405,6 +432,8 @@ def _is_numeric(value: Json) -> TypeGuard[int | float | str]:
 
 
 def _decimal(value: float | str) -> decimal.Decimal:
+    if isinstance(value, _Rounded):
+        return value.exact
     return decimal.Decimal(repr(value) if isinstance(value, float) else value)
 
 
@@ -414,6 +443,8 @@ def _settle(state: Json, at: str, key: State) -> Json:
         if not INTEGER_MIN <= state <= INTEGER_MAX:
             raise ReductionError.at(at, "sum overflow", int(state), ABSENT, key)
         return int(state)
+    if isinstance(state, _Rounded):
+        return float(state)
     if isinstance(state, dict):
         return {
             name: _settle(member, child(at, name), key) for name, member in sorted(state.items())
@@ -450,7 +481,7 @@ def fixed_rule(shape: Shape) -> Rule | None:
     fixed = shape.fixed_reduction()
     if fixed is None:
         return Rule()
-    return Rule.of(fixed) if isinstance(fixed, Reduction) else None
+    return Rule.of(fixed).on(shape) if isinstance(fixed, Reduction) else None
 
 
 def acting_rules(shape: Shape) -> Iterator[Rule | None]:
