@@ -34,6 +34,7 @@ from penstock.model.spec import (
     CaptureSpec,
     Catalog,
     CatalogTest,
+    Codec,
     CollectionSpec,
     MaterializationSpec,
     fingerprint,
@@ -171,6 +172,12 @@ async def load(store: Consensus) -> Catalog:
             fix='penstock apply catalog.yaml (in Python: p.apply("catalog.yaml"))',
         )
     return replica.state.catalog()
+
+
+async def codecs(store: Consensus) -> dict[str, Codec]:
+    """Return how the files of collections are compressed, where the catalog says it."""
+    recorded = (await load_log(store, CATALOG_KEY, DesiredMachine())).state.catalog()
+    return {c.name: c.fragments.codec for c in recorded.collections if c.fragments.codec}
 
 
 async def apply(

@@ -78,7 +78,13 @@ class Upkeep:
     async def _compact(self) -> None:
         planner = self._planner
         with _budget() as enough:
-            done = await compact_all(planner.journals, planner.blobs, planner.schemas, stop=enough)
+            done = await compact_all(
+                planner.journals,
+                planner.blobs,
+                planner.schemas,
+                stop=enough,
+                codecs=await desired.codecs(planner.journals.store),
+            )
         if done.objects or done.pages:
             _log.info(
                 "upkeep: %d fragments of %d journals are now %d objects",
