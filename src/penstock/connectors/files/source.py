@@ -46,6 +46,9 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
+_CHARACTER: Final[dict[str, Json]] = {"type": "string", "maxLength": 1, "title": "one character"}
+
+
 class Files:
     """The connector (`Capture`)."""
 
@@ -54,6 +57,7 @@ class Files:
             "path": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory, or the URL of one",
                 "description": "Where the files are: a directory, or s3://bucket/prefix.",
                 "examples": ["data", "s3://bucket/incoming?region=eu-central-1"],
@@ -91,7 +95,9 @@ class Files:
         {
             "path": {
                 "type": "string",
-                "title": "a path or a pattern",
+                "pattern": "^(?!/)",
+                "title": "a path or a pattern; below the path of the endpoint, so without a slash "
+                "at its beginning",
                 "description": "A file, a directory with all that is below it, or a pattern.",
                 "examples": ["orders/*.jsonl"],
             },
@@ -108,8 +114,8 @@ class Files:
                 "examples": [{"delimiter": ";"}],
                 "additionalProperties": False,
                 "properties": {
-                    "delimiter": {"type": "string", "minLength": 1, "maxLength": 1},
-                    "quote": {"type": "string", "maxLength": 1},
+                    "delimiter": {**_CHARACTER, "minLength": 1},
+                    "quote": _CHARACTER,
                     "header": {"type": "boolean"},
                     "columns": {"type": "array", "items": {"type": "string"}},
                     "nulls": {"type": "array", "items": {"type": "string"}},
