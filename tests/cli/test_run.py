@@ -176,7 +176,7 @@ def test_a_mistake_is_explained(here: Path, arguments: tuple[str, ...], said: st
 @pytest.mark.spark
 def test_closing_now_is_asked_of_a_task_that_is_there(here: Path) -> None:
     done = penstock("task", "close-now", "acme/views", cwd=here)
-    assert (done.exit_code, done.stderr) == (0, "asked acme/views to close its transaction\n")
+    assert (done.exit_code, done.stderr) == (0, "requested: acme/views closes its transaction\n")
 
 
 def lines(done: Result) -> list[tuple[str, Any]]:

@@ -24,16 +24,16 @@ def init(
         Path, typer.Argument(help="Directory to write to; created if missing.", metavar="DIR")
     ] = Path(),
     template: Annotated[
-        str, typer.Option("--template", help="What to start from; --list-templates says which.")
+        str, typer.Option("--template", help="The template; see --list-templates.")
     ] = DEMO,
     listed: Annotated[
-        bool, typer.Option("--list-templates", help="List the templates, and write nothing.")
+        bool, typer.Option("--list-templates", help="List the templates and write nothing.")
     ] = False,
 ) -> None:
     """Write a small working catalog with sample data. Never overwrites a file.
 
-    There is a template for each kind of source, and the one of the demo. Beside the catalog is its
-    JSON Schema, with which editors complete and check it: see penstock schema.
+    There is one template per kind of source, and that of the demo. Beside the catalog is its JSON
+    Schema, with which editors complete and check it: see penstock schema.
 
     Example: penstock init acme --template files && penstock check acme
     """

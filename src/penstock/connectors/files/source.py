@@ -46,6 +46,7 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
+
 class Files:
     """The connector (`Capture`)."""
 
@@ -54,6 +55,7 @@ class Files:
             "path": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory, or the URL of one",
                 "description": "Where the files are: a directory, or s3://bucket/prefix.",
                 "examples": ["data", "s3://bucket/incoming?region=eu-central-1"],
@@ -97,9 +99,11 @@ class Files:
         {
             "path": {
                 "type": "string",
-                "title": "a path or a pattern",
-                "description": "Below the configured path: a file, a directory with all that is "
-                "in it, or a pattern: `*` is any part of a name, `**` any directories.",
+                "pattern": "^(?!/)",
+                "title": "a path or a pattern; below the path of the endpoint, so without a slash "
+                "at its beginning",
+                "description": "A file, a directory with all that is in it, or a pattern: `*` is any "
+                "part of a name, `**` any directories.",
                 "examples": ["orders/*.jsonl"],
             },
             "format": {
@@ -119,14 +123,14 @@ class Files:
                         "type": "string",
                         "minLength": 1,
                         "maxLength": 1,
-                        "title": "a character",
+                        "title": "one character",
                         "description": "Between fields: a comma by default, a tab in .tsv files.",
                     },
                     "quote": {
                         "type": "string",
                         "maxLength": 1,
                         "default": '"',
-                        "title": "a character, or nothing",
+                        "title": "one character",
                         "description": "Around fields; inside of them it is doubled.",
                     },
                     "header": {
