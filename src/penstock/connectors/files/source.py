@@ -102,8 +102,8 @@ class Files:
                 "pattern": "^(?!/)",
                 "title": "a path or a pattern; below the path of the endpoint, so without a slash "
                 "at its beginning",
-                "description": "A file, a directory with all that is in it, or a pattern: `*` is any "
-                "part of a name, `**` any directories.",
+                "description": "A file, a directory with all that is in it, or a pattern: `*` is "
+                "any part of a name, `**` any directories.",
                 "examples": ["orders/*.jsonl"],
             },
             "format": {
