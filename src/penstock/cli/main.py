@@ -33,6 +33,7 @@ from penstock.cli import (
     read,
     retain,
     run,
+    schema,
     shuffle,
     status,
     task,
@@ -80,6 +81,7 @@ _REQUESTED: Final = "the request may have been recorded: see penstock status"
 
 register(app, init.init, if_stopped="some files may have been written")
 register(app, check.check)
+register(app, schema.schema)
 register(app, test.run_tests, "test")
 register(app, discover.discover, if_stopped="no file was written")
 register(app, apply.apply, if_stopped="nothing was applied")

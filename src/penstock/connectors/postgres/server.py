@@ -69,11 +69,11 @@ CONFIG_SCHEMA: Final = ConfigSchema(
             "pattern": r"^(/[^:]*(:\d+)?|(\[[0-9a-fA-F:.]+\]|[^:/@\s]+)(:\d+)?)$",
         },
         "database": _text("the name of a database", "The database.", "sales"),
-        "user": _text("the name of a user", "Who logs in.", "penstock"),
+        "user": _text("the name of a user", "The user to log in as.", "penstock"),
         "password": {
             "type": "string",
             "title": "a text",
-            "description": "The password: a reference to it.",
+            "description": "The password, as a reference to a secret.",
             "examples": ['"${env:PGPASSWORD}"'],
             "secret": True,
         },

@@ -45,7 +45,7 @@ class PostgresChanges:
             "publication": {
                 **_NAME,
                 "title": "the name of a publication",
-                "description": "A publication that has the tables. If none is named, one is made.",
+                "description": "A publication that has the tables. By default one is created.",
                 "examples": ["sales_changes"],
             },
             "spoolDirectory": {

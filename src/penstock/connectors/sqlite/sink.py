@@ -193,7 +193,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "minLength": 1,
                 "path": True,
                 "title": "the path of a file",
-                "description": "The database file. It is made if it does not exist.",
+                "description": "The database file. It is created if it does not exist.",
                 "examples": ["views.db"],
             },
             "busyTimeout": {
@@ -215,7 +215,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "pattern": r"^(?!(?i:sqlite_|penstock_))[^\u0000]+$",
                 "title": "the name of a table; names that begin with sqlite_ and penstock_ are "
                 "taken",
-                "description": "The table. It is made if it does not exist.",
+                "description": "The table. It is created if it does not exist.",
                 "examples": ["orders"],
             },
             "delta_updates": DELTA_UPDATES,
