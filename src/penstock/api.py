@@ -185,8 +185,11 @@ class Penstock:
         """The process's SparkSession, started if there is none."""
         return open_spark(EngineOptions(master=self._settings.master, conf=self._settings.conf))
 
-    def apply(self, *catalogs: str | os.PathLike[str]) -> ApplyResult:
-        """Check catalogs and record them as what shall run here; what they leave out is removed.
+    def apply(self, *catalogs: str | os.PathLike[str], remove: bool = False) -> ApplyResult:
+        """Check catalogs and record them as the desired state.
+
+        Together they are the whole catalog. Tasks and collections that they leave out are removed
+        if `remove` is True; otherwise `RemovalRefused` is raised, and nothing is applied.
 
         Creates the deployment if there is none.
         """
@@ -198,7 +201,15 @@ class Penstock:
         given = build_valid(paths, environ=os.environ, connectors=BUILTIN, inferred=inferred)
         store = self._here(create=True).store
         check = fits_stored(store, given.collections)
-        return self._run_on(desired.apply(store, given.catalog, check=check))
+        return self._run_on(
+            desired.apply(
+                store,
+                given.catalog,
+                check=check,
+                files=[str(path.resolve()) for path in paths],
+                may_remove=None if remove else (),
+            )
+        )
 
     def append(
         self, collection: str, documents: Documents, *, redact_salt: str | None = None
@@ -253,12 +264,14 @@ class Penstock:
         selector: str = "",
         columns: Sequence[str] | None = None,
         meta: bool = False,
+        keep_text: bool = False,
     ) -> DataFrame:
         """The documents that are committed now, as a DataFrame without order.
 
         `selector` chooses journals by their labels (region=eu), `columns` top-level columns; with
         `meta`, each document has its clock, producer and flags. Members that the schema does not
-        name are JSON text in the map `_x`.
+        name are JSON text in the map `_x`. Strings with `format: date-time`, `date`, `number` and
+        `integer` are TIMESTAMP, DATE and DECIMAL; with `keep_text`, the strings that were appended.
         """
         from penstock.journal.scan import read_collection
 
@@ -274,6 +287,7 @@ class Penstock:
                 selector=chosen,
                 columns=columns,
                 meta=meta,
+                keep_text=keep_text,
             )
         )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 import yaml
@@ -41,18 +43,20 @@ def discover(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="The capture; collections have its name's first part."),
+        typer.Option(
+            "--name", help="Name of the capture; collections are named after its first part."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The file to write; stdout by default.")
     ] = None,
 ) -> None:
-    """Ask an endpoint what it has, and write a catalog that captures it.
+    """List what an endpoint offers, and write a catalog that captures it.
 
-    With an image, a new catalog is written: a collection for each resource, with a schema and a
-    key, and a capture that fills them. Read it before you apply it: a schema is made from what is
-    there now. With a catalog that has a capture, only resources are written that it has no binding
-    for. No file is ever overwritten.
+    With an image, this writes a new catalog: a collection for each resource, with a schema and a
+    key, and a capture that fills them. Review it before you apply it: schemas are inferred from
+    what is there now. With a catalog that has a capture, this writes only the resources that have
+    no binding yet. It never overwrites a file.
 
     Example: penstock discover penstock/source-files --set path=data --out acme.yaml
     """
@@ -60,11 +64,15 @@ def discover(
 
     if out is not None and out.exists():
         raise UsageError(
-            f"{out} already exists", where="--out", fix="choose another file: none is overwritten"
+            f"{out} already exists",
+            where="--out",
+            fix="choose another file; existing files are never overwritten",
         )
     known: set[str] = set()
+    beside = Path.cwd() if out is None else out.absolute().parent
     if source.endswith((".yaml", ".yml", ".json")):
         task, endpoint, known = _of_catalog(Path(source), name)
+        beside = Path(source).absolute().parent if out is None else beside
     else:
         task = name or "acme/source"
         endpoint = _endpoint(source, _config(config, values or ()))
@@ -75,8 +83,8 @@ def discover(
         if each.note:
             stderr.print(f"{each.name}: {each.note}", markup=False)
     if not new:
-        stderr.print("there is nothing that has no binding yet" if known else "nothing was found")
-    _write(_catalog(task, endpoint, new), out, len(new), as_json=settings.json)
+        stderr.print("every resource has a binding already" if known else "nothing was found")
+    _write(_catalog(task, endpoint, new, beside), out, len(new), as_json=settings.json)
 
 
 async def _ask(connector: Capture, found: list[Discovered]) -> None:
@@ -100,8 +108,9 @@ def _write(catalog: dict[str, Any], out: Path | None, count: int, *, as_json: bo
 def _of_catalog(path: Path, name: str | None) -> tuple[str, Endpoint, set[str]]:
     """Return the capture of a catalog, its endpoint, and the resources it has bindings for."""
     from penstock.catalog.build import load_catalog
+    from penstock.connectors.builtin import BUILTIN
 
-    captures = load_catalog([path], environ=None).captures
+    captures = load_catalog([path], environ=None, connectors=BUILTIN).captures
     chosen = [spec for spec in captures if name in (None, spec.name)]
     if len(chosen) != 1:
         known = ", ".join(spec.name for spec in captures)
@@ -130,7 +139,7 @@ def _config(file: Path | None, values: Sequence[str]) -> dict[str, Any]:
     for value in values:
         member, equals, text = value.partition("=")
         if not equals:
-            raise UsageError(f"{value!r} sets nothing", where="--set", fix="--set path=data")
+            raise UsageError(f"{value!r} is not NAME=VALUE", where="--set", fix="--set path=data")
         config[member] = yaml.safe_load(text)
     return config
 
@@ -141,10 +150,32 @@ def _endpoint(image: str, config: dict[str, Any]) -> Endpoint:
     return Endpoint(kind="connector", image=image, config=Frozen(config))
 
 
-def _catalog(task: str, endpoint: Endpoint, found: Sequence[Discovered]) -> dict[str, Any]:
+def _paths_from(config: dict[str, Any], endpoint: Endpoint, beside: Path) -> dict[str, Any]:
+    """Return a configuration whose paths are relative to the catalog that it will be part of."""
+    from penstock.connectors.builtin import BUILTIN
+    from penstock.model import pointer
+
+    schemas = BUILTIN.schemas("capture", endpoint.image or "")
+    for at in schemas.config.paths if schemas else ():
+        *above, name = pointer.parse(at)
+        holder: Any = pointer.get(config, tuple(above))
+        path = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(path, str) or urlsplit(path).scheme or path.startswith("${"):
+            continue
+        full = Path(normpath(Path.cwd() / path))
+        if full.is_relative_to(beside):
+            holder[name] = str(full.relative_to(beside))
+        elif not Path(path).is_absolute():
+            holder[name] = str(full)
+    return config
+
+
+def _catalog(
+    task: str, endpoint: Endpoint, found: Sequence[Discovered], beside: Path
+) -> dict[str, Any]:
     prefix = task.rpartition("/")[0]
     names = {id(each): f"{prefix}/{each.name}" if prefix else each.name for each in found}
-    place: dict[str, Any] = {"config": endpoint.config.value}
+    place: dict[str, Any] = {"config": _paths_from(endpoint.config.value, endpoint, beside)}
     if endpoint.image is not None:
         place = {"image": endpoint.image, **place}
     return {

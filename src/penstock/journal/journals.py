@@ -47,16 +47,19 @@ from penstock.journal.names import (
 )
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.state import (
+    UNKNOWN,
     Append,
     Compact,
     Create,
     Diff,
     Drop,
     JournalState,
+    Page,
     Record,
     Refused,
     Retain,
     Status,
+    apply,
 )
 
 HANDLES_MAX: Final = 4096
@@ -221,10 +224,26 @@ class Journals:
         }
 
     async def retain(self, name: str, offset: int) -> JournalState:
-        """Forget the records that lie wholly below `offset`; garbage collection takes the files."""
-        return await self._change(
-            name, Retain(offset=offset), unless=lambda s: s.readable and s.begin >= offset
-        )
+        """Forget the records before `offset`; garbage collection takes the files."""
+        [state] = await self.retain_all({name: Retain(offset=offset)})
+        return state
+
+    async def retain_all(
+        self, cuts: Mapping[str, Retain], divided: Mapping[str, Page] | None = None
+    ) -> tuple[JournalState, ...]:
+        """Cut journals at exactly these offsets: all of them, under one revision, or none.
+
+        `divided` are the pages of which the pages of cuts are the rest. Refused if a journal cannot
+        be cut there any more: its records were sealed, or a page was merged with others. Within
+        the limits of `Consensus.compare_and_set_all`.
+        """
+        divided = divided or {}
+        commands = [
+            Command(self.log(name), _cuts(name, cut, divided.get(name)), roll_up=True)
+            for name, cut in cuts.items()
+        ]
+        await self._commit(commands)
+        return tuple(command.log.state for command in commands)
 
     async def compact(self, name: str, compact: Compact) -> JournalState:
         """The rows of some fragments have moved into one object."""
@@ -312,6 +331,21 @@ def _on_readable(
         if not state.readable:
             raise Refused(f"the journal is {state.status.value}", where=name)
         return diff
+
+    return decide
+
+
+def _cuts(name: str, cut: Retain, divided: Page | None) -> Callable[[JournalState], Retain | None]:
+    def decide(state: JournalState) -> Retain | None:
+        if not state.readable:
+            raise Refused(f"the journal is {state.status.value}", where=name)
+        if state.begin >= cut.offset:
+            return None
+        # A page says where rows are. Had a compactor moved them meanwhile, it would be wrong.
+        moved = divided is not None and divided not in state.pages
+        if moved or apply(state, cut, UNKNOWN).begin != cut.offset:
+            raise Refused("the records have changed", where=name)
+        return cut
 
     return decide
 

@@ -16,10 +16,12 @@ and finds `pyspark_penstock`. Options:
                         streams only, and only for their first batch
     maxRowsPerTrigger   documents per batch at most, but never part of a revision
     meta                true: with the columns _clock, _producer and _flags
+    keepText            true: moments and exact numbers are the texts that write them
 
 Writing has the first two lines of these (`frame_append`).
 
-A schema that is given with `.schema(…)` names the columns to read; others are left alone. **Filters
+A schema that is given with `.schema(…)` names the columns to read; others are left alone. A column
+whose texts have a meaning (`native.meanings`) may be asked for as that, or as a string. **Filters
 are not pushed down:** Spark 4.3 keeps a reader, and with it the filters of one query, for later
 queries of the same DataFrame. Use `selector` to leave out partitions.
 
@@ -89,6 +91,7 @@ from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces, read_split
 from penstock.journal.timeline import BEGIN, TimelinePosition
 from penstock.model.columns import Column
+from penstock.native.meanings import read_rows, read_schema
 from penstock.native.spark_types import spark_schema
 
 if TYPE_CHECKING:
@@ -99,7 +102,10 @@ IDLE_S: Final = 0.2
 """Time that a trigger waits for something new before it reports that there is nothing."""
 
 _PLACE: Final = ("collection", "data", "consensus", "blob")
-_OPTIONS: Final = (*_PLACE, "selector", "startingOffsets", "maxRowsPerTrigger", "meta")
+_OPTIONS: Final = (
+    *_PLACE,
+    *("selector", "startingOffsets", "maxRowsPerTrigger", "meta", "keepText"),
+)
 _OF_SPARK: Final = ("path", "checkpointLocation", "queryName")
 """Options that Spark adds, or reads itself."""
 
@@ -119,6 +125,7 @@ class SourceOptions:
     """`earliest`, `latest`, or a revision."""
     rows_max: int | None
     meta: bool
+    keep_text: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -136,6 +143,7 @@ class SourceOptions:
             starting=int(starting) if starting.isdecimal() else starting,
             rows_max=_positive(given.get("maxrowspertrigger"), "maxRowsPerTrigger"),
             meta=_flag(given.get("meta", "false"), "meta"),
+            keep_text=_flag(given.get("keeptext", "false"), "keepText"),
         )
 
 
@@ -304,13 +312,19 @@ class _Opened:
 
     @property
     def schema(self) -> StructType:
-        return frame_schema(self.root) if self.options.meta else spark_schema(self.root)
+        stored = frame_schema(self.root) if self.options.meta else spark_schema(self.root)
+        return stored if self.options.keep_text else read_schema(stored, self.root)
 
     def partitions(self, splits: Iterable[Split], asked: StructType) -> list[InputPartition]:
         """Splits as Spark hands them to tasks, with the columns that were asked for."""
-        known = {field.name: field.dataType for field in frame_schema(self.root).fields}
+        stored = frame_schema(self.root)
+        texts = {field.name: field.dataType for field in stored.fields}
+        known = {field.name: field.dataType for field in read_schema(stored, self.root).fields}
+        converted: list[str] = []
         for field in asked.fields:
-            if (have := known.get(field.name)) != field.dataType:
+            if (have := known.get(field.name)) == field.dataType:
+                converted.append(field.name)
+            elif texts.get(field.name) != field.dataType:
                 raise UserError(
                     f"{self.options.collection} has no column {field.name} "
                     f"of type {field.dataType.simpleString()}",
@@ -323,6 +337,7 @@ class _Opened:
                 blobs=self.planner.blobs,
                 root=self.root,
                 columns=tuple(asked.names),
+                converted=tuple(converted),
             )
             for split in splits
         ]
@@ -335,12 +350,20 @@ class _SplitPartition(InputPartition):
     """One task's work, with all that it needs to know."""
 
     def __init__(
-        self, *, split: Split, blobs: BlobStore, root: Column, columns: tuple[str, ...]
+        self,
+        *,
+        split: Split,
+        blobs: BlobStore,
+        root: Column,
+        columns: tuple[str, ...],
+        converted: tuple[str, ...],
     ) -> None:
         self.split = split
         self.blobs = blobs
         self.root = root
         self.columns = columns
+        self.converted = converted
+        """Columns whose texts are read as what they write."""
 
 
 def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -350,7 +373,8 @@ def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     schema = pyarrow.schema([row_schema(partition.root).field(name) for name in columns])
     with _words_for_spark():
         for rows in read_split(partition.blobs, partition.split, partition.root, columns=columns):
-            yield rows if rows.schema.equals(schema) else rows.cast(schema)
+            stored = rows if rows.schema.equals(schema) else rows.cast(schema)
+            yield read_rows(stored, partition.root, partition.converted)
 
 
 # ------------------------------------------------------------------------------------------ batch

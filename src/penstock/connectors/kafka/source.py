@@ -26,6 +26,7 @@ class Kafka:
                 "type": "string",
                 "pattern": r"^[a-zA-Z0-9._-]+$",
                 "maxLength": _TOPIC_CHARS_MAX,
+                "identity": True,
                 "title": f"the name of a topic; at most {_TOPIC_CHARS_MAX} letters, digits, dots, "
                 "dashes and underscores",
                 "description": "The topic.",
@@ -79,7 +80,7 @@ class Kafka:
                 raise UserError(
                     f"two bindings read topic {topic}",
                     where=self._cluster.where,
-                    fix="keep one of them, or put the other one into a capture of its own",
+                    fix="keep one of them, or move the other one to a separate capture",
                 )
         self._session = None
         with self._interrupts.on():
