@@ -140,8 +140,8 @@ def test_a_task_that_fails_does_not_stop_another(here: Path) -> None:
     append(here, 0, 9)
     done = penstock("run", cwd=here)
     assert done.exit_code == 1
-    assert "acme/broken: failed" in done.stdout
-    assert "no/such/place.db" in done.stdout
+    assert "acme/broken: failed" in done.stderr
+    assert "no/such/place.db" in done.stderr
     assert "Traceback" not in done.output
     assert "acme/views: 9 documents" in done.stdout
     assert table(here) == expected(9)

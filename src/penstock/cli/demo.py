@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.table import Table
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.init import write_template
 from penstock.cli.tables import counted
+from penstock.servicekit import logs
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def demo(
         penstock.apply("catalog.yaml", remove=True)
         stderr.print("checked and applied the catalog", markup=False)
         try:
-            with _step("running captures, derivations and materializations"):
+            with _step(settings, "starting Spark; running captures, derivations, materializations"):
                 runs = penstock.run()
         finally:
             close_spark()
@@ -145,7 +147,8 @@ def _text(value: object) -> str:
 
 def _fitting(shown: dict[str, list[str]], width: int) -> list[str]:
     """Choose the columns that fit, from the first on: none is cut, and the key is there."""
-    left, fitting = width - 1, list[str]()
+    left = width - 1
+    fitting: list[str] = []
     for column, texts in shown.items():
         left -= max(len(column), *map(len, texts)) + 3
         if left < 0 and fitting:
@@ -176,9 +179,19 @@ def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
 
 
 @contextmanager
-def _step(what: str) -> Iterator[None]:
-    """Show a spinner and the elapsed time."""
+def _step(settings: Settings, what: str) -> Iterator[None]:
+    """Show a spinner and the elapsed time; on a terminal, of the log only errors, above it."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=stderr, transient=True) as progress:
         progress.add_task(what)
-        yield
+        if not stderr.is_terminal:
+            yield
+            return
+        level = "debug" if settings.debug else "error"
+        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Progress's, now
+        try:
+            yield
+        finally:
+            logs.configure(
+                level=settings.log_level, as_json=settings.log_json, stream=sys.__stderr__
+            )

@@ -32,8 +32,8 @@ def init(
 ) -> None:
     """Write a small working catalog with sample data. Never overwrites a file.
 
-    There is one template per kind of source, and that of the demo. Beside the catalog is its JSON
-    Schema, with which editors complete and check it: see penstock schema.
+    There is one template per kind of source, and that of the demo. The JSON Schema beside the
+    catalog lets editors complete and check it: see penstock schema.
 
     Example: penstock init acme --template files && penstock check acme
     """

@@ -46,7 +46,6 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
-
 class Files:
     """The connector (`Capture`)."""
 
