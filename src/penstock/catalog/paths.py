@@ -82,7 +82,7 @@ def _warn_of_move(node: Node, text: str, sources: Sources) -> None:
             node,
             "W-PATH",
             f"there is no {there}, but there is {text} in the working directory",
-            hint="paths are relative to the file that contains them, wherever penstock is run",
+            hint="paths are relative to the file that contains them, wherever the command is run",
         )
 
 
