@@ -249,7 +249,7 @@ captures:
 materializations:
   acme/lake:
     endpoint: {local: {command: [./lake]}}
-    bindings: []
+    bindings: [{resource: {table: orders}, source: acme/orders}]
 """
 )
 

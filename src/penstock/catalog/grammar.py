@@ -1,7 +1,7 @@
 """The grammar of catalogs: every key, what it is for, and the form of its value.
 
-`penstock.catalog.forms.check` checks these tables, and `penstock check --print-schema` prints them
-for editors. No other place knows which keys exist.
+`penstock.catalog.forms.check` checks these tables, `penstock schema` prints them for editors, and
+`make docs` writes them to docs/catalog.md. No other place knows which keys exist.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.catalog.forms import (
     ListOf,
     MapOf,
     Null,
+    SchemaMapping,
     Text,
     Unsupported,
     WholeNumber,
@@ -66,6 +67,7 @@ BASE64 = Text(
     hint="for example: openssl rand -base64 16",
 )
 INLINE_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, AnyMapping()))
+SCHEMA_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, SchemaMapping()))
 DEPTH = Either("true, false, or a depth as a number", (FLAG, WholeNumber()))
 
 
@@ -77,14 +79,20 @@ def _no_effect(form: Form) -> Key:
     return Key("Accepted, without effect.", form, accepted=True)
 
 
+def _unsupported(key: str, instead: str) -> Unsupported:
+    return Unsupported("E-UNSUPPORTED", f'"{key}" is not supported', instead)
+
+
 def _texts_by(what: str) -> MapOf:
     return MapOf(f"a mapping of {what} to strings", TEXT)
 
 
-DELETE = Key("Remove it when the catalog is applied.", FLAG)
-DISABLE = Key("Do not use it, but keep checking it.", FLAG)
-BACKFILL = Key("A counter; raising it reads the source again from its start.", WholeNumber())
-PRIORITY = Key("Higher priorities are read first.", WholeNumber())
+DELETE = Key("Remove it when the catalog is applied.", FLAG, default=False)
+DISABLE = Key("Do not use it, but keep checking it.", FLAG, default=False)
+BACKFILL = Key(
+    "A counter; raising it reads the source again from its start.", WholeNumber(), default=0
+)
+PRIORITY = Key("Higher priorities are read first.", WholeNumber(), default=0)
 REDACT_SALT = Key("Salt for `redact: sha256`, in base64.", BASE64)
 EXPECT_PUB_ID = _no_effect(Anything())
 CONFIG = Key("The configuration, or a file that holds it.", INLINE_OR_FILE)
@@ -96,14 +104,21 @@ SHARDS = Key(
     KeyedMapping(
         "shards",
         {
-            "disable": Key("Do not run the task; it is still checked.", FLAG),
-            "minTxnDuration": Key("Keep a transaction open at least this long.", DURATION),
-            "maxTxnDuration": Key("Close a transaction after this long.", DURATION),
+            "disable": Key("Do not run the task; it is still checked.", FLAG, default=False),
+            "minTxnDuration": Key(
+                "Keep a transaction open at least this long.", DURATION, default="0s"
+            ),
+            "maxTxnDuration": Key(
+                "Close a transaction after this long: 5m for materializations, 1s for others.",
+                DURATION,
+            ),
             "logLevel": Key(
-                "The level of the task's log.", Choice(("error", "warn", "info", "debug", "trace"))
+                "The level of the task's log.",
+                Choice(("error", "warn", "info", "debug", "trace")),
+                default="info",
             ),
             "flags": Key(
-                "Feature flags.",
+                "Feature flags; those that there are hold for every task.",
                 KeyedMapping(
                     "flags",
                     {
@@ -162,11 +177,11 @@ LOCAL = KeyedMapping(
         ),
         "config": CONFIG,
         "env": Key("Environment variables for the program.", _texts_by("variables")),
-        "protobuf": Key("Use protobuf instead of JSON.", FLAG),
+        "protobuf": Key("Use protobuf instead of JSON.", FLAG, default=False),
     },
 )
 _SPECIFICATION = KeyedMapping(
-    "a specification", {"configSchema": Key("JSON Schema of the configuration.", INLINE_OR_FILE)}
+    "a specification", {"configSchema": Key("JSON Schema of the configuration.", SCHEMA_OR_FILE)}
 )
 PYTHON = KeyedMapping(
     "a Python module",
@@ -198,7 +213,9 @@ SPARK = KeyedMapping(
     {
         "views": Key("Constant tables that lambdas may join.", _texts_by("views")),
         "nonlinear": Key(
-            "Allow results that depend on how documents are batched.", Choice(("deny", "allow"))
+            "Allow results that depend on how documents are batched.",
+            Choice(("deny", "allow")),
+            default="deny",
         ),
     },
 )
@@ -218,7 +235,7 @@ PYTHON_DERIVATION = KeyedMapping(
                 (ListOf("a list of requirements", TEXT), _texts_by("packages")),
             ),
         ),
-        "batch": Key("Methods take and yield Arrow batches.", FLAG),
+        "batch": Key("Methods take and yield Arrow batches.", FLAG, default=False),
     },
     one_of=("module", "files"),
 )
@@ -262,7 +279,7 @@ TRANSFORM = KeyedMapping(
             "Which documents meet on one shard; by default, those of equal key.", SHUFFLE
         ),
         "lambda": Key("A .sql file, or the SQL itself.", TEXT),
-        "readDelay": Key("Delay documents by this long.", DURATION),
+        "readDelay": Key("Delay documents by this long.", DURATION, default="0s"),
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
@@ -304,7 +321,7 @@ PROJECTION = Either(
             "a projection",
             {
                 "location": _required("Location of the value.", POINTER),
-                "partition": Key("Split the collection by this field.", FLAG),
+                "partition": Key("Split the collection by this field.", FLAG, default=False),
             },
         ),
     ),
@@ -315,16 +332,20 @@ FRAGMENTS = KeyedMapping(
     {
         "compressionCodec": Key("How files are compressed.", Choice(CODECS)),
         "length": Key("Target size of a file, in bytes.", WholeNumber(1)),
-        "flushInterval": Key("Write a file at least this often.", DURATION),
-        "retention": Key("Drop files older than this.", DURATION),
+        "flushInterval": _unsupported(
+            "flushInterval",
+            "remove it: a transaction stores its documents when it commits, and none wait for a\n"
+            "file to fill up. penstock compact joins small files",
+        ),
+        "retention": Key("Forget documents this long after they were committed.", DURATION),
     },
 )
 COLLECTION = KeyedMapping(
     "a collection",
     {
-        "schema": Key("JSON Schema of the documents.", INLINE_OR_FILE),
-        "writeSchema": Key("Schema of documents as written.", INLINE_OR_FILE),
-        "readSchema": Key("Schema of documents as read.", INLINE_OR_FILE),
+        "schema": Key("JSON Schema of the documents.", SCHEMA_OR_FILE),
+        "writeSchema": Key("Schema of documents as written.", SCHEMA_OR_FILE),
+        "readSchema": Key("Schema of documents as read.", SCHEMA_OR_FILE),
         "key": _required(
             "JSON pointers, as in key: [/id]. Documents of one key are reduced to one.", POINTERS
         ),
@@ -343,7 +364,9 @@ COLLECTION = KeyedMapping(
             '"register" is an old form',
             "keep state with using: sqlite (migrations) or using: python",
         ),
-        "reset": Key("Start over with new journals; readers backfill.", FLAG),
+        "reset": _unsupported(
+            "reset", "give the collection another name, and fill that from the start"
+        ),
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
     },
@@ -361,16 +384,10 @@ CAPTURE_BINDING = KeyedMapping(
         "onInvalid": Key(
             "How to handle documents that do not fit the schema.",
             Choice(("stop", "skip", "quarantine")),
+            default="stop",
         ),
         "disable": DISABLE,
         "backfill": BACKFILL,
-    },
-)
-AUTO_DISCOVER = KeyedMapping(
-    "autoDiscover",
-    {
-        "addNewBindings": Key("Add bindings for new resources.", FLAG),
-        "evolveIncompatibleCollections": Key("Start over if a change is incompatible.", FLAG),
     },
 )
 CAPTURE = KeyedMapping(
@@ -387,10 +404,10 @@ CAPTURE = KeyedMapping(
         "bindings": _required(
             "Which resource fills which collection.", ListOf("a list of bindings", CAPTURE_BINDING)
         ),
-        "interval": Key("Time between starts, for connectors that end.", DURATION),
-        "autoDiscover": Key(
-            "Look for new resources at start and every two hours.",
-            Either("a mapping", (Null(), AUTO_DISCOVER)),
+        "interval": Key("Time between starts, for connectors that end.", DURATION, default="5m"),
+        "autoDiscover": _unsupported(
+            "autoDiscover",
+            "remove it, and list the bindings: penstock discover proposes those of new resources",
         ),
         "redactSalt": REDACT_SALT,
         "shards": SHARDS,
@@ -412,7 +429,7 @@ FIELDS = KeyedMapping(
     "fields",
     {
         "recommended": Key(
-            "Take the fields that the connector recommends, down to a depth.", DEPTH
+            "Take the fields that the connector recommends, down to a depth.", DEPTH, default=True
         ),
         "require": Key("Required fields.", _FIELD_OPTIONS),
         "include": Key("The old name of require.", _FIELD_OPTIONS),
@@ -428,14 +445,16 @@ MATERIALIZATION_BINDING = KeyedMapping(
         "source": _required("The collection to read.", SOURCE),
         "fields": Key("Which fields become columns.", FIELDS),
         "onIncompatibleSchemaChange": ON_INCOMPATIBLE,
-        "atLeastOnce": Key(
-            "Accept an endpoint that may see a document twice.", Choice(("accept",))
+        "atLeastOnce": _unsupported(
+            "atLeastOnce", "remove it: every connector here stores each document exactly once"
         ),
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
         "takeover": Key(
-            "Take the resource from the task that fills it: it is emptied and filled again.", FLAG
+            "Take the resource from the task that fills it: it is emptied and filled again.",
+            FLAG,
+            default=False,
         ),
     },
 )
@@ -453,7 +472,7 @@ FOLLOWED_CAPTURE = Key(
                         "How to name resources.",
                         Either("a naming strategy", (TEXT, AnyMapping())),
                     ),
-                    "deltaUpdates": Key("Use delta updates in all bindings.", FLAG),
+                    "deltaUpdates": Key("Use delta updates in all bindings.", FLAG, default=False),
                     "fieldsRecommended": Key("Sets fields.recommended of every binding.", DEPTH),
                 },
             ),
@@ -464,11 +483,11 @@ TRIGGER = KeyedMapping(
     "a trigger",
     {
         "url": _required("The URL to call.", TEXT),
-        "method": Key("The HTTP method.", Choice(("POST", "PUT", "PATCH"))),
+        "method": Key("The HTTP method.", Choice(("POST", "PUT", "PATCH")), default="POST"),
         "headers": Key("Headers to send.", _texts_by("headers")),
         "payloadTemplate": _required("The body, with {{variables}}.", TEXT),
-        "timeout": Key("Give up after this long.", DURATION),
-        "maxAttempts": Key("Attempts per call.", WholeNumber(1)),
+        "timeout": Key("Give up after this long.", DURATION, default="30s"),
+        "maxAttempts": Key("Attempts per call.", WholeNumber(1), default=3),
     },
 )
 MATERIALIZATION = KeyedMapping(
@@ -501,7 +520,11 @@ MATERIALIZATION = KeyedMapping(
             KeyedMapping(
                 "triggers",
                 {
-                    "interval": Key("Call at most this often.", DURATION),
+                    "interval": _unsupported(
+                        "interval",
+                        "webhooks are called after every commit: shards: {minTxnDuration: 5m} "
+                        "of the task\nleaves five minutes between two",
+                    ),
                     "config": _required("The webhooks.", ListOf("a list of webhooks", TRIGGER)),
                 },
             ),
@@ -514,7 +537,7 @@ MATERIALIZATION = KeyedMapping(
     exclusive=(("source", "sourceCapture"),),
 )
 
-# --- tests, storage, and the whole ---
+# --- tests, and the whole ---
 
 DOCUMENTS = _required(
     "The documents, or a file that holds them.",
@@ -590,29 +613,6 @@ TEST = Either(
     ),
 )
 
-STORE = KeyedMapping(
-    "a store",
-    {
-        "provider": _required("The kind of store.", Choice(("S3", "GCS", "AZURE", "LOCAL"))),
-        "bucket": Key("Its bucket or container.", TEXT),
-        "prefix": Key("A path inside the bucket.", TEXT),
-        "path": Key("The directory of a LOCAL store.", TEXT),
-    },
-)
-STORAGE = KeyedMapping(
-    "a storage mapping",
-    {
-        "stores": _required(
-            "The first is written, all are read.", ListOf("a list of stores", STORE, at_least=1)
-        )
-    },
-)
-STORAGE_PREFIX = Text(
-    expected='a prefix such as "acme/", with a slash at its end',
-    pattern=rf"({_PART}/)+",
-    code="E-NAME",
-)
-
 IMPORT = Either(
     "a path, or a mapping with url",
     (
@@ -658,9 +658,10 @@ CATALOG = KeyedMapping(
             "Examples: the content of collections after given documents.",
             MapOf("a mapping of tests by name", TEST),
         ),
-        "storageMappings": Key(
-            "Where collections are stored, by prefix of their names.",
-            MapOf("a mapping of prefixes to stores", STORAGE, names=STORAGE_PREFIX),
+        "storageMappings": _unsupported(
+            "storageMappings",
+            "remove it: all collections are in the blob store of the deployment, as in\n"
+            "penstock run --blob s3://bucket/prefix",
         ),
         "npmDependencies": _old_section(
             "npmDependencies", "remove it: derivations are written in SQL or Python"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.meanwhile import said_meanwhile
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import counted
+from penstock.cli.tables import counted, size_text
 from penstock.errors import UserError
 from penstock.settings import Settings
 
@@ -69,8 +70,9 @@ def append(
 async def _append(
     settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
 ) -> AppendResult:
-    from penstock.catalog.append import DocumentsRefused, append_documents
+    from penstock.catalog.append import append_documents
     from penstock.journal.blobs import open_blobs
+    from penstock.journal.frame_append import DocumentsRefused
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
     from penstock.journal.schemas import Schemas
@@ -122,25 +124,34 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def _progress(files: list[Path]) -> Iterator[Any]:
-    """A bar on a terminal; how far it goes is known of files only."""
+    """A bar on a terminal, a line now and then elsewhere; the end is known of files only."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     known = all(file != STDIN and file.is_file() for file in files)
     total = sum(file.stat().st_size for file in files) if known else None
+    documents = size = 0
+
+    def said() -> str:
+        of = "" if total is None else f" of {size_text(total)}"
+        return f"appending: {documents:,} documents, {size_text(size)}{of} read"
+
     columns = [TextColumn("{task.fields[documents]:,} documents"), BarColumn()]
-    with Progress(
-        *columns,
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-        disable=not stderr.is_terminal,
-    ) as progress:
+    with (
+        said_meanwhile(said),
+        Progress(
+            *columns,
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=stderr,
+            transient=True,
+            disable=not stderr.is_terminal,
+        ) as progress,
+    ):
         task = progress.add_task("append", total=total, documents=0)
-        documents = 0
 
         def advance(chunk: Chunk) -> None:
-            nonlocal documents
+            nonlocal documents, size
+            size += chunk.bytes
             documents += chunk.documents.num_rows if chunk.documents is not None else 0
             progress.update(task, advance=chunk.bytes, documents=documents)
 

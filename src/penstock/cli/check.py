@@ -31,9 +31,6 @@ def check(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show how each collection is stored and reduced.")
     ] = False,
-    print_schema: Annotated[
-        bool, typer.Option("--print-schema", help="Print the JSON Schema of catalogs, for editors.")
-    ] = False,
     without_secrets: Annotated[
         bool, typer.Option("--without-secrets", help="Do not check that secrets are set.")
     ] = False,
@@ -48,9 +45,6 @@ def check(
 
     Example: penstock check catalog.yaml
     """
-    if print_schema:
-        print_json(editor_schema())
-        return
     from penstock.catalog.build import build_catalog
     from penstock.connectors.builtin import BUILTIN
 
@@ -83,18 +77,6 @@ async def _refused(settings: Settings, result: BuildResult) -> ChangeRefused | N
         except ChangeRefused as refused:
             return refused
     return None
-
-
-def editor_schema() -> dict[str, object]:
-    """Render the grammar as JSON Schema, for completion and errors while typing."""
-    from penstock.catalog.forms import json_schema
-    from penstock.catalog.grammar import CATALOG
-
-    return {
-        "$schema": "https://json-schema.org/draft/2019-09/schema",
-        "title": "Penstock catalog",
-        **json_schema(CATALOG),
-    }
 
 
 def report(result: BuildResult, *, explain: bool) -> dict[str, object]:

@@ -60,6 +60,7 @@ def compact(
 async def _compact(
     settings: Settings, collection: str | None, options: CompactionOptions
 ) -> Compacted:
+    from penstock.catalog.desired import codecs
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
@@ -77,4 +78,5 @@ async def _compact(
                 collection,
                 options=options,
                 progress=progress,
+                codecs=await codecs(store),
             )

@@ -46,7 +46,7 @@ async def world_of(settings: Settings, store: Consensus, *, install: bool) -> Wo
     from penstock.scope import DomainThreads
 
     asyncio.get_running_loop().set_default_executor(DomainThreads())
-    world = await open_world(settings, store)
+    world = await open_world(settings, store, command="up")
     if install:
         await install_imports(await desired.load(store))
     return world

@@ -1,11 +1,20 @@
-"""The table of running tasks: what each does, as lines for a terminal of any size."""
+"""Lines that a terminal shows while tasks run; and those of `penstock up`: what each task does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.cli.frame import stderr
+from penstock.servicekit import logs
+from penstock.settings import Settings
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from penstock.runtime.introspection import TaskReport
 
 _HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "DOCS/S", "COMMIT")
@@ -13,6 +22,40 @@ _RIGHT: Final = frozenset({3, 4, 5})
 _LESS_IMPORTANT: Final = (1, 4, 5, 3)
 """Columns that are left out, in this order, where names of tasks need their room."""
 _TROUBLE: Final = ("failed", "retrying", "waiting", "stopped")
+
+
+REFRESH_S: Final = 0.5
+
+
+@contextlib.contextmanager
+def shown_live(
+    settings: Settings,
+    lines: Callable[[int, int], list[str]],
+    keeps: Callable[[logging.LogRecord], bool],
+) -> Iterator[None]:
+    """Within this, the terminal shows these lines, for a width and a height; above it, the log.
+
+    Of the log, what `keeps` keeps: the lines may say the rest.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    def render() -> Text:
+        width, height = stderr.size
+        return Text("\n".join(lines(width, height - 1)), no_wrap=True, overflow="crop")
+
+    level = "debug" if settings.debug else settings.log_level
+    with Live(
+        get_renderable=render, console=stderr, refresh_per_second=1 / REFRESH_S, transient=True
+    ):
+        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
+        if not settings.debug:
+            for handler in logging.getLogger().handlers:  # until they are configured again
+                handler.addFilter(keeps)
+        try:
+            yield
+        finally:
+            logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
 
 
 class _Block(NamedTuple):

@@ -26,11 +26,14 @@ from penstock.cli import (
     journals,
     list_failpoints,
     local_stack,
+    logs,
     persistd,
     prepare,
     preview,
     read,
+    retain,
     run,
+    schema,
     shuffle,
     status,
     task,
@@ -78,6 +81,7 @@ _REQUESTED: Final = "the request may have been recorded: see penstock status"
 
 register(app, init.init, if_stopped="some files may have been written")
 register(app, check.check)
+register(app, schema.schema)
 register(app, test.run_tests, "test")
 register(app, discover.discover, if_stopped="no file was written")
 register(app, apply.apply, if_stopped="nothing was applied")
@@ -94,12 +98,14 @@ register(
     if_stopped=_KEPT,
 )
 register(app, status.status)
+register(app, logs.logs)
 register(app, preview.preview, if_stopped="nothing was published")
 register(app, journals.journals)
 register(app, fragments.fragments)
 register(app, shuffle.shuffle)
 register(app, demo.demo, if_stopped="run it again: it continues after the last transaction")
 register(app, compact.compact, if_stopped="run it again for the rest")
+register(app, retain.retain, if_stopped="run it again for the rest")
 register(app, gc.gc, if_stopped="run it again for the rest")
 register(app, verify.verify)
 register(app, persistd.persistd, if_stopped="")

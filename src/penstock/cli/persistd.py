@@ -80,10 +80,10 @@ def persistd(
         ),
     ] = None,
     max_cached_shards: Annotated[
-        int, typer.Option("--max-cached-shards", min=0, help="Heads kept in memory.")
+        int, typer.Option("--max-cached-shards", min=0, help="Most heads kept in memory.")
     ] = 10_000,
     max_cached_bytes: Annotated[
-        str, typer.Option("--max-cached-bytes", help="Memory for cached entries.")
+        str, typer.Option("--max-cached-bytes", help="Most bytes kept in memory.")
     ] = "256MiB",
     coalesce_max_batch: Annotated[
         int,
@@ -96,13 +96,16 @@ def persistd(
         typer.Option("--coalesce-concurrency", min=1, help="Transactions at once."),
     ] = None,
     max_entry_bytes: Annotated[
-        str, typer.Option("--max-entry-bytes", help="Largest entry.")
+        str, typer.Option("--max-entry-bytes", help="Largest entry that is accepted.")
     ] = "64MiB",
     max_inflight: Annotated[
         int, typer.Option("--max-inflight", min=4, help="Operations in progress at once.")
     ] = 1_024,
     max_queue_per_key: Annotated[
-        int, typer.Option("--max-queue-per-key", min=1, help="Operations waiting for one key.")
+        int,
+        typer.Option(
+            "--max-queue-per-key", min=1, help="Most compare-and-sets that wait for one key."
+        ),
     ] = 64,
     max_queue_bytes: Annotated[
         str, typer.Option("--max-queue-bytes", help="Payload of all operations in progress.")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.apply import Yes
 from penstock.cli.catalogs import applied_or_here
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.run_view import showing
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
 from penstock.cli.tables import counted, size_text
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.batch import TaskRun
     from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
-    from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.introspection import TaskReport
     from penstock.servicekit.admin import Relations
 
 AdminPort = Annotated[
@@ -41,6 +42,13 @@ AdminPort = Annotated[
         show_default=False,
     ),
 ]
+
+
+class IfBusyChoice(enum.StrEnum):
+    """What a run does about a task that another run has."""
+
+    wait = "wait"
+    refuse = "refuse"
 
 
 def run(
@@ -70,6 +78,14 @@ def run(
             help="Also run tasks that a penstock up runs; it takes them back afterwards.",
         ),
     ] = False,
+    if_busy: Annotated[
+        IfBusyChoice,
+        typer.Option(
+            "--if-busy",
+            help="If another penstock run has a task: wait until it is done, or refuse the task.",
+            metavar="wait|refuse",
+        ),
+    ] = IfBusyChoice.wait,
     admin_port: AdminPort = None,
     install: Annotated[
         bool,
@@ -100,6 +116,7 @@ def run(
         shards,
         limit_s,
         take_over=take_over,
+        if_busy=if_busy,
         install=install,
         admin_port=admin_port,
         yes=yes,
@@ -140,6 +157,7 @@ async def _run(
     limit_s: float | None,
     *,
     take_over: bool,
+    if_busy: IfBusyChoice,
     install: bool,
     admin_port: int | None,
     yes: bool,
@@ -147,6 +165,7 @@ async def _run(
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
     from penstock.deployment import refuse_beside_up, taking_over
     from penstock.runtime.kinds import shards_of
+    from penstock.runtime.leadership import IfBusy
     from penstock.scope import DomainThreads
 
     loop = asyncio.get_running_loop()
@@ -176,16 +195,29 @@ async def _run(
                 stderr.print("finishing open transactions; Ctrl-C again to stop at once")
             handle.stop()
 
-        with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
-            running = asyncio.create_task(
-                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
-            )
-            left_s = None if until is None else max(0.0, until - loop.time())
-            _, late = await asyncio.wait([running], timeout=left_s)
-            if late:
-                stderr.print(f"stopping after {limit_s:g} s (--timeout)", markup=False)
-                handle.stop()
-            runs = await running
+        def reports() -> list[TaskReport]:
+            return [activity.report() for activity in world.introspection.activities]
+
+        async with showing(settings, reports) as shown:
+            with stops.finishing(stop):
+                running = asyncio.create_task(
+                    run_graph(
+                        catalog,
+                        specs,
+                        world,
+                        shards=shards,
+                        stop=handle,
+                        if_busy=IfBusy(if_busy.value),
+                        takes_from_up=take_over,
+                        on_progress=shown,
+                    )
+                )
+                left_s = None if until is None else max(0.0, until - loop.time())
+                _, late = await asyncio.wait([running], timeout=left_s)
+                if late:
+                    stderr.print(f"stopping after {limit_s:g} s (--timeout)", markup=False)
+                    handle.stop()
+                runs = await running
         _print(runs, as_json=settings.json)
         failed = any(run.error for run in runs)
         if any(run.stopped for run in runs):
@@ -255,44 +287,6 @@ async def _answering(
             where=mask_url(settings.consensus),
             fix="check that it is reachable and not locked: penstock doctor",
         ) from None
-
-
-@contextlib.contextmanager
-def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, TransactionSummary], None]]:
-    """Progress: a line per task on a terminal, a line per transaction elsewhere."""
-    if not stderr.is_terminal:
-        yield _print_transaction
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=stderr, transient=True) as bars:
-        ids = {task: bars.add_task(task, total=None, said="starting") for task in tasks}
-
-        def show(run: TaskRun, progress: TransactionSummary) -> None:
-            said = (
-                f"{run.transactions} transactions, {run.documents:,} documents, "
-                f"{size_text(run.bytes)}, {_rate(progress):,.0f}/s"
-            )
-            bars.update(ids[run.task], said=said)
-
-        yield show
-
-
-def _print_transaction(run: TaskRun, progress: TransactionSummary) -> None:
-    stderr.print(
-        f"{run.task}: transaction {run.transactions}: {progress.documents:,} documents, "
-        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
-        f"{progress.seconds:.2f} s",
-        markup=False,
-    )
-
-
-def _rate(progress: TransactionSummary) -> float:
-    return progress.documents / max(progress.seconds, 1e-9)
 
 
 def _memory() -> dict[str, int | None]:

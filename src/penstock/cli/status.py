@@ -207,13 +207,28 @@ def _said(status: TaskStatus) -> list[Text]:
 
     condition = status.condition
     if condition.state is TaskState.IDLE:
-        return []
+        return _held(status)
     sentence = condition.sentence
     if condition.since is not None:
         lasted = duration_text(status.at - condition.since)
         sentence += f", since {time_text(condition.since)} ({lasted})"
     lines = [_indented(sentence)]
-    return lines if condition.fix is None else [*lines, _indented(f"-> {condition.fix}", 7)]
+    if condition.fix is not None:
+        lines.append(_indented(f"-> {condition.fix}", 7))
+    return lines + _held(status)
+
+
+def _held(status: TaskStatus) -> list[Text]:
+    """Return the sentences about what is kept for the task."""
+    from penstock.runtime.diagnosis import duration_text
+
+    return [
+        _indented(
+            f"has not read documents of {collection} that are older than its retention "
+            f"({duration_text(seconds)}): they are kept for it"
+        )
+        for collection, seconds in sorted(status.holds.items())
+    ]
 
 
 def _details(status: TaskStatus) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.meanwhile import said_meanwhile
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
@@ -165,9 +166,19 @@ def _deployments(catalog: Catalog, settings: Settings, directory: Path) -> World
 
 @contextlib.contextmanager
 def _showing(tests: int) -> Iterator[Callable[[str], Callable[[Variant], None]]]:
-    """Progress, on a terminal: the test that runs, and how."""
+    """Progress: the test that runs, and how; elsewhere than on a terminal, if it takes long."""
+    running = "loading"
+
+    def note(name: str) -> Callable[[Variant], None]:
+        def run(variant: Variant) -> None:
+            nonlocal running
+            running = f"{name}: {variant}"
+
+        return run
+
     if not stderr.is_terminal:
-        yield lambda _name: lambda _variant: None
+        with said_meanwhile(lambda: f"testing {running}"):
+            yield note
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,20 +15,15 @@ from penstock.cli.apply import Yes
 from penstock.cli.catalogs import applied_or_here
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
-from penstock.cli.live import lines_of
+from penstock.cli.live import lines_of, shown_live
 from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
 from penstock.cli.tables import counted, size_text
-from penstock.servicekit import logs
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from penstock.runtime.control import TransactionSummary
     from penstock.runtime.introspection import TaskReport
-
-_REFRESH_S: Final = 0.5
 
 
 def up(
@@ -105,26 +99,12 @@ def _table(
     if not shown:
         yield
         return
-    from rich.live import Live
-    from rich.text import Text
-
-    def render() -> Text:
-        width, height = stderr.size
-        lines = lines_of(reports(), width=width, height=height - 1, now=time.time())
-        return Text("\n".join(lines), no_wrap=True, overflow="crop")
-
-    level = "debug" if settings.debug else settings.log_level
-    with Live(
-        get_renderable=render, console=stderr, refresh_per_second=1 / _REFRESH_S, transient=True
+    with shown_live(
+        settings,
+        lambda width, height: lines_of(reports(), width=width, height=height, now=time.time()),
+        _is_not_in_the_table,
     ):
-        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
-        if not settings.debug:
-            for handler in logging.getLogger().handlers:  # until they are configured again
-                handler.addFilter(_is_not_in_the_table)
-        try:
-            yield
-        finally:
-            logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
+        yield
 
 
 def _is_not_in_the_table(record: logging.LogRecord) -> bool:

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -42,7 +42,7 @@ from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import Statistics
 from penstock.model.columns import Column, columns
 from penstock.model.schema import compiled
-from penstock.model.spec import CollectionSpec, fingerprint
+from penstock.model.spec import Codec, CollectionSpec, fingerprint
 
 _pa: Any = pa  # the published stubs lack much of this
 _pq: Any = pyarrow.parquet
@@ -83,7 +83,7 @@ class FragmentLayout:
     key_begin: int = 0
     key_end: int = KEY_HASH_MAX
     """The key hashes of the journal: those of every row lie in here."""
-    codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] = "ZSTANDARD"
+    codec: Codec = "ZSTANDARD"
     length_bytes: int = LENGTH_BYTES
 
     @classmethod

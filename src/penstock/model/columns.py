@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from penstock.model import pointer
 from penstock.model.json_order import Json
@@ -27,10 +27,19 @@ from penstock.model.violations import Problem
 DEPTH_MAX = 16
 LEAVES_MAX = 2_000
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+UUID_LOCATION = "/_meta/uuid"
+"""The stamp of a document, which is kept apart from its columns."""
 DIGITS_MAX = 38
 """Digits of a DECIMAL, in Spark and in Arrow."""
 DOUBLE_END = 2**1024 - 2**970
 """The smallest integer that rounds to infinity as a double."""
+FLOAT_DIGITS = 15
+"""Decimal digits that a double always keeps, and with it a JSON number that has a fraction."""
+
+MEANINGS: Final = frozenset({"date", "date-time", "integer", "number"})
+"""Formats of strings that write a moment or a number, and have a type of their own elsewhere."""
+READ_DECIMALS: Final[Mapping[str, tuple[int, int]]] = {"integer": (38, 0), "number": (38, 18)}
+"""Digits and scale under which Spark reads texts that write numbers, as it reads NUMERIC."""
 
 
 class Kind(enum.Enum):
@@ -69,6 +78,16 @@ class Column:
     """Of an ARRAY: its items. Of a MAP: its values."""
 
     @property
+    def meaning(self) -> str | None:
+        """The format of a text that writes a moment or a number; redacted text writes neither."""
+        means = self.kind is Kind.STRING and self.redact is None and self.logical in MEANINGS
+        return self.logical if means else None
+
+    @property
+    def is_numeric_text(self) -> bool:
+        return self.meaning in READ_DECIMALS
+
+    @property
     def item(self) -> Column:
         assert self.element is not None  # noqa: S101 - only asked of arrays and maps
         return self.element
@@ -99,6 +118,44 @@ def columns(shape: Shape) -> Column:
     while _leaves(root) > LEAVES_MAX and (widest := _widest(root)) is not None:
         root = _fold(root, widest)
     return root
+
+
+def column_at(layout: Column, location: str, *, declared: bool) -> Column | None:
+    """The column of a location; inside of JSON text, JSON text. None if it is never stored.
+
+    Items of lists and members that the schema does not name are shown where the catalog
+    `declared` a field for them, and are no columns otherwise.
+    """
+    column, declared = layout, declared and location != UUID_LOCATION
+    for name in pointer.parse(location):
+        inner = member_at(column, name)
+        if inner is None or (column.kind in (Kind.MAP, Kind.ARRAY) and not declared):
+            return None
+        if column.kind is Kind.STRUCT and not declared and not _names(column, name):
+            return None
+        column = inner
+    return column
+
+
+def member_at(column: Column, name: str) -> Column | None:
+    """The column of a member or an item; None if there is none, or if it is never stored."""
+    match column.kind:
+        case Kind.JSON:
+            return Column(kind=Kind.JSON, nullable=True)
+        case Kind.MAP:
+            return column.item
+        case Kind.ARRAY:
+            return None if pointer.index(name) is None else column.item
+        case Kind.STRUCT if _names(column, name):
+            return next(m.column for m in column.members if m.name == name)
+        case Kind.STRUCT if column.extra is not None:
+            return Column(kind=Kind.JSON, nullable=True)
+        case _:
+            return None
+
+
+def _names(column: Column, name: str) -> bool:
+    return any(member.name == name for member in column.members)
 
 
 def check_columns(shape: Shape) -> list[Problem]:
@@ -186,6 +243,17 @@ def _number(shape: Shape) -> Column:
                 decimal = _scalar(shape, Kind.DECIMAL)
                 return dataclasses.replace(decimal, precision=precision, scale=-exponent)
     return _scalar(shape, Kind.DOUBLE)
+
+
+def is_decimal(shape: Shape) -> bool:
+    """True if all values are numbers of a fixed number of digits after the point."""
+    return shape.not_null == {"number"} and bool(_number(shape).scale)
+
+
+def inexact_digits(shape: Shape) -> int | None:
+    """Return the digits of a DECIMAL with a fraction, if they are more than a JSON number keeps."""
+    column = _number(shape)
+    return column.precision if is_decimal(shape) and column.precision > FLOAT_DIGITS else None
 
 
 def _digits(bound: Number) -> int:
@@ -317,7 +385,7 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
         case Kind.LONG if _is_number(value) and not LONG_MIN <= value <= LONG_MAX:
             return at, f"{_plain(value)} does not fit 64 bits"
         case Kind.DECIMAL if _is_number(value) and not _fits(value, column):
-            return at, f"{_plain(value)} does not fit DECIMAL({column.precision},{column.scale})"
+            return at, _misfit(value, column)
         case Kind.DOUBLE if isinstance(value, int) and abs(value) >= DOUBLE_END:
             return at, f"{_plain(value)} does not fit a double"
         case Kind.STRUCT if isinstance(value, dict):
@@ -338,6 +406,16 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
     return None
 
 
+def _misfit(value: float, column: Column) -> str:
+    kind = f"DECIMAL({column.precision},{column.scale})"
+    if is_beyond_doubles(value, column) and abs(value) < 10 ** (column.precision - column.scale):
+        return (
+            f"{_plain(value)} may have lost digits, of which a JSON number keeps {FLOAT_DIGITS}: "
+            "write numbers of more digits as strings with format: number"
+        )
+    return f"{_plain(value)} does not fit {kind}"
+
+
 def _is_number(value: Json) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -347,7 +425,13 @@ def _fits(value: float, column: Column) -> bool:
     _, digits, exponent = exact.as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
     whole = max(len(digits) + exponent, 0)
-    return -exponent <= column.scale and whole <= column.precision - column.scale
+    within = -exponent <= column.scale and whole <= column.precision - column.scale
+    return within and not (isinstance(value, float) and is_beyond_doubles(value, column))
+
+
+def is_beyond_doubles(value: float, column: Column) -> bool:
+    """True if two numbers of a DECIMAL's scale may be this double: one of them was written."""
+    return bool(column.scale) and abs(value) * 10**column.scale > 2**52
 
 
 def _plain(value: float) -> str:

@@ -10,6 +10,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+IN_REPORT: Final = "in_report"
+"""The attribute of log records that say what the report of a task does: who shows reports need not
+show these."""
+
 
 class Awaited(NamedTuple):
     """Something that others have to do before a task goes on."""

@@ -15,6 +15,7 @@ map into a `Recovered`.
     last-applied                              fingerprint and spec last applied      apply
     committed-close, hinted-close             clocks                                 commit, hint
     VK:{resource}                             least backfill counter that may run    before apply
+    leader                                    the process that runs the task         taking over
 
 **Hinted and committed.** A transaction's extents are *hinted* before anything visible
 happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
@@ -158,6 +159,8 @@ _APPLIED: Final = b"last-applied"
 _COMMITTED_CLOSE: Final = b"committed-close"
 _HINTED_CLOSE: Final = b"hinted-close"
 _LEAST_BACKFILL: Final = b"VK:"
+LEADER: Final = b"leader"
+"""Says nothing of the task itself (`runtime.leadership`)."""
 
 _CLOCK_BYTES: Final = 8
 _PRODUCER_BYTES: Final = 6

@@ -45,12 +45,13 @@ class PostgresChanges:
             "publication": {
                 **_NAME,
                 "title": "the name of a publication",
-                "description": "A publication that has the tables. If none is named, one is made.",
+                "description": "A publication that has the tables. By default one is created.",
                 "examples": ["sales_changes"],
             },
             "spoolDirectory": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory",
                 "description": "Where large transactions are put as they arrive. Spark's executors "
                 "must see it. The system's directory for temporary files if none is named.",
@@ -63,11 +64,12 @@ class PostgresChanges:
         {
             "table": {
                 **_NAME,
+                "identity": True,
                 "title": "the name of a table",
                 "description": "The table.",
                 "examples": ["orders"],
             },
-            "schema": {**SCHEMA, "description": "The schema of the table."},
+            "schema": {**SCHEMA, "identity": True, "description": "The schema of the table."},
             "onTruncate": {
                 "enum": ["stop", "ignore"],
                 "type": "string",

@@ -43,7 +43,7 @@ HARD_DELETE: Final[Json] = {
     "type": "boolean",
     "default": False,
     "title": "true or false",
-    "description": "Remove the row of a document that is deleted; by default it stays as it was.",
+    "description": "Remove the row of a deleted document. By default it stays as it was.",
     "examples": [True],
 }
 """A member of a configuration."""
@@ -51,7 +51,7 @@ DELTA_UPDATES: Final[Json] = {
     "type": "boolean",
     "default": False,
     "title": "true or false",
-    "description": "Append documents as they are, rather than one row per key.",
+    "description": "Insert a row for each document, instead of keeping one row per key.",
     "examples": [True],
 }
 """A member of a resource."""
@@ -124,6 +124,17 @@ class SqlSink(Materialization, Generic[C]):
             case _:
                 return False
 
+    def verdicts(
+        self, fields: Sequence[TargetField], *, delta_updates: bool
+    ) -> dict[str, FieldVerdict]:
+        """Return what the database says of fields, whatever tables it has."""
+        found = verdicts(fields, delta_updates=delta_updates)
+        for field in fields:
+            if (reason := self.dialect.forbids(field.name)) is not None:
+                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
+                found[field.name] = forbidden
+        return found
+
     def validate(
         self,
         path: tuple[str, ...],
@@ -132,11 +143,7 @@ class SqlSink(Materialization, Generic[C]):
         delta_updates: bool,
         state_key: str,
     ) -> Mapping[str, FieldVerdict]:
-        found = verdicts(fields, delta_updates=delta_updates)
-        for field in fields:
-            if (reason := self.dialect.forbids(field.name)) is not None:
-                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
-                found[field.name] = forbidden
+        found = self.verdicts(fields, delta_updates=delta_updates)
         if not self.exists():
             return found
         with self.connected() as connection:
@@ -147,11 +154,16 @@ class SqlSink(Materialization, Generic[C]):
         check_kind(path, live)
         if record is not None and record.state_key != state_key:
             return found  # a backfill makes it fit
+        shown = {f.pointer: f for f in fields if self.dialect.fold(f.name) in live.columns}
         for field in fields:
             column = live.columns.get(self.dialect.fold(field.name))
             if column is not None and self.dialect.fit(field, column.type) is Fit.FAILS:
                 needed = self.dialect.type_of(field)
                 found[field.name] = misfit(".".join(path), column.type, needed)
+            elif column is None and (there := shown.get(field.pointer)) is not None:
+                # A new column of another name would be empty in all rows that are there.
+                reason = f"column {there.name} shows {field.pointer}"
+                found[field.name] = FieldVerdict(constraint=Constraint.OPTIONAL, reason=reason)
         return found
 
     def apply(self, task: SinkTask, last: SinkTask | None, state: Json, *, epoch: int) -> Applied:

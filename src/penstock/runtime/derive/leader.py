@@ -27,7 +27,7 @@ from penstock.runtime.derive.transaction_jobs import DeriveJobs, TransformOutcom
 from penstock.runtime.patches import apply_patches
 from penstock.runtime.protocol import Action, Event
 from penstock.runtime.reading_session import ReadingSession
-from penstock.runtime.recovery import Layout, Recovered, log_name
+from penstock.runtime.recovery import Layout, Recovered
 from penstock.runtime.session import Ended, Recorder, TaskPublisher, World, open_publisher
 from penstock.runtime.stats import Counts
 from penstock.runtime.tail import Committing
@@ -43,8 +43,8 @@ _SWEPT = failpoints.declare("derive.after-sweep", "state files that nothing name
 
 async def run_session(task: DerivationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
+    recorder = await Recorder.lead(task, _layout(task), world, control)
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(log_name(task.kind, task.name), _layout(task), world)
         recovered = await recorder.prune(recorder.recovered, task.collections, world)
     async with open_publisher(task, world, task.target.spec) as publisher:
         session = DeriveSession(task, world, control, recorder, publisher)

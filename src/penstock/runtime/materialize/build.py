@@ -9,28 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
 from penstock.errors import UserError
 from penstock.model import spec as specs
 from penstock.model.clock import duration
-from penstock.model.columns import columns
-from penstock.model.schema import compiled
-from penstock.model.spec import Catalog, Frozen, MaterializationBinding, MaterializationSpec
-from penstock.native.plan import ReductionPlan, compile_reduction
+from penstock.model.spec import Catalog, Frozen, MaterializationSpec
+from penstock.native.plan import ReductionPlan
 from penstock.runtime.close_policy import Band, ClosePolicy
-from penstock.runtime.connector.materialize import Materialization, SinkTask, Target, TargetField
+from penstock.runtime.connector.materialize import Materialization, SinkTask, Target
 from penstock.runtime.control import Control
-from penstock.runtime.materialize.fields import (
-    DOCUMENT,
-    Mode,
-    Selected,
-    candidates,
-    choose,
-    select,
-    standard_verdict,
-)
+from penstock.runtime.materialize.fields import Mode, negotiate
 from penstock.runtime.materialize.leader import run_session
 from penstock.runtime.materialize.task import KIND, LeaderBinding, LeaderTask
 from penstock.runtime.ops import TaskKindName
@@ -171,14 +162,15 @@ def _bound(spec: MaterializationSpec, binding: Binding, connector: Materializati
     resource = given.resource.value
     path = connector.path(resource)
     delta = connector.delta_updates(resource)
-    schema = compiled(binding.collection.read_schema.text)
-    offered = candidates(binding.collection, schema, columns(schema.shape), binding.key)
-    _check_group(given, offered, where)
-    verdicts = {f.name: standard_verdict(f, delta_updates=delta) for f in offered}
-    verdicts |= connector.validate(path, offered, delta_updates=delta, state_key=binding.state_key)
-    plan = compile_reduction(schema, binding.key)
-    chosen = select(offered, verdicts, given.fields, where=where)
-    selected = _chosen(chosen, plan, given, connector, delta_updates=delta, where=where)
+    selected, plan = negotiate(
+        binding.collection,
+        binding.key,
+        given.fields,
+        partial(connector.validate, path, delta_updates=delta, state_key=binding.state_key),
+        connector.can_reduce,
+        delta_updates=delta,
+        where=where,
+    )
     stored = selected.fields
     needed = None if selected.mode is not Mode.PUSHDOWN else [f.pointer for f in stored]
     return BoundTarget(
@@ -199,37 +191,6 @@ def _bound(spec: MaterializationSpec, binding: Binding, connector: Materializati
         because=selected.because,
         columns=None if needed is None else columns_of(binding.collection, needed),
     )
-
-
-def _chosen(
-    fields: Sequence[TargetField],
-    plan: ReductionPlan,
-    given: MaterializationBinding,
-    connector: Materialization,
-    *,
-    delta_updates: bool,
-    where: str,
-) -> Selected:
-    try:
-        return choose(
-            fields,
-            plan,
-            delta_updates=delta_updates,
-            document_required=any(name == DOCUMENT for name, _ in given.fields.require),
-            can_reduce=connector.can_reduce,
-        )
-    except UserError as error:
-        raise UserError(error.what, where=where, why=error.why, fix=error.fix) from None
-
-
-def _check_group(given: MaterializationBinding, offered: Sequence[TargetField], where: str) -> None:
-    if not any(field.is_key for field in offered):
-        raise UserError(
-            "no field shows the key of the rows",
-            where=where,
-            why=f"groupBy: {', '.join(given.fields.group_by) or 'none'}",
-            fix="group by fields that the collection has",
-        )
 
 
 def _check_locations(

@@ -69,10 +69,9 @@ _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endp
 
 async def run_session(task: MaterializationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
-    with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(
-            task.name, _layout(task), world, renamed_from=task.sink_task.renamed_from
-        )
+    recorder = await Recorder.lead(
+        task, _layout(task), world, control, renamed_from=task.sink_task.renamed_from
+    )
     task = task.resumed(_resumed(recorder.recovered))
     epoch = recorder.epoch
 
