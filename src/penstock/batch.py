@@ -348,7 +348,7 @@ async def _kept_running(
         except RefusedDocument:
             if await _learnt(catalog, world) == known:
                 raise
-            _log.info("%s: goes on with a wider schema", spec.name)
+            _log.info("%s: continues with a wider schema", spec.name)
         else:
             return
 
@@ -387,7 +387,7 @@ def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
     return Bug(
         f"an unexpected error: {type(error).__name__}: {error}",
         where=f"task {spec.name}",
-        fix="report it, with the log; the task goes on from its last transaction",
+        fix="report it, with the log; the task continues after its last transaction",
     )
 
 

@@ -21,8 +21,9 @@ from penstock.consensus.statelog import load as load_log
 from penstock.errors import PenstockError, UserError
 from penstock.journal.journals import Journals
 from penstock.journal.state import JournalState
-from penstock.model.clock import Clock, Producer, to_unix
+from penstock.model.clock import Clock, Producer, duration, elapsed, to_unix
 from penstock.model.spec import CaptureSpec, Catalog, MaterializationSpec
+from penstock.retention import readings
 from penstock.runtime import requests
 from penstock.runtime.diagnosis import (
     Facts,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TaskStatus:
     """A task, and what it does."""
 
@@ -76,6 +77,14 @@ class TaskStatus:
     """What the process that runs it says of it."""
     process: ProcessFacts | None
     at: float
+    holds: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Collections with documents that only stay because the task has not read them: their
+    retention, in seconds."""
+
+    def __repr__(self) -> str:
+        behind = "" if self.lag_docs is None else f", {self.lag_docs} documents behind"
+        waits = f", waits for {self.waits_for}" if self.waits_for else ""
+        return f"<{self.kind} {self.task}: {self.state}{behind}{waits}>"
 
     @property
     def state(self) -> str:
@@ -139,6 +148,7 @@ class TaskStatus:
             "transactions": 0 if running is None else running.transactions,
             "documents": 0 if running is None else running.documents,
             "process": None if self.process is None else self.process.name,
+            "holds_retention": sorted(self.holds),
             "uncommitted": []
             if lag is None
             else [
@@ -210,6 +220,7 @@ class _Gathering:
         stopped = await requests.all_stopped(self._store)
         recovered = await asyncio.gather(*map(self._recovered, specs))
         journals = await self._journals(frozenset[str]().union(*map(reads_of, specs)))
+        holds = await self._holds()
         nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
         found: dict[int, TaskStatus] = {}
         for stage in stages(nodes):  # what a task waits for is known before it is asked about
@@ -221,6 +232,7 @@ class _Gathering:
                     recovered=known,
                     lag=None if bindings is None else self._lag(bindings, known, journals),
                     upstream=self._upstream(at, found, stage.tasks),
+                    holds=holds.get(specs[at].name, {}),
                 )
         return [found[at] for at in range(len(specs))]
 
@@ -232,6 +244,24 @@ class _Gathering:
             for name, found in zip(names, listed, strict=True)
         }
 
+    async def _holds(self) -> dict[str, dict[str, int]]:
+        """Return by task the collections whose retention waits for it."""
+        kept = {
+            each.name: each.fragments.retention_s
+            for each in self._catalog.collections
+            if each.fragments.retention_s
+        }
+        found: dict[str, dict[str, int]] = {}
+        if not kept:
+            return found
+        journals = await self._journals(kept)
+        for name, some in (await readings(self._store, self._catalog, kept)).items():
+            before = elapsed(self._now, duration(kept[name]))
+            for reading in some:
+                if reading.holds(journals[name], before):
+                    found.setdefault(reading.task, {})[name] = kept[name]
+        return found
+
     def _status(
         self,
         spec: TaskSpec,
@@ -240,6 +270,7 @@ class _Gathering:
         recovered: Recovered,
         lag: Lag | None,
         upstream: Sequence[Upstream],
+        holds: Mapping[str, int],
     ) -> TaskStatus:
         kind = kind_of(spec)
         process, report = self._reported.of(kind, spec.name)
@@ -264,6 +295,7 @@ class _Gathering:
             report=report,
             process=about,
             at=self._at,
+            holds=holds,
         )
 
     def _process(self, process: ProcessReport) -> ProcessFacts:

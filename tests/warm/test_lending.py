@@ -232,7 +232,7 @@ def test_ctrl_c_ends_a_command_that_uses_it(place: Place, host: Host) -> None:
         process = host.begun()
         command.send_signal(signal.SIGINT)
         assert command.stderr is not None
-        assert any("finishing what is under way" in line for line in command.stderr)
+        assert any("finishing open transactions" in line for line in command.stderr)
         command.send_signal(signal.SIGINT)
         assert command.wait(SOON_S) == 128 + signal.SIGINT
         eventually(lambda: not is_running(process), "the command goes on")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "DOCS/S", "COMMIT")
 _RIGHT: Final = frozenset({3, 4, 5})
-_TASK_MIN: Final = 12
+_LESS_IMPORTANT: Final = (1, 4, 5, 3)
+"""Columns that are left out, in this order, where names of tasks need their room."""
 _TROUBLE: Final = ("failed", "retrying", "waiting", "stopped")
 
 
@@ -83,8 +84,10 @@ def lines_of(reports: Sequence[TaskReport], *, width: int, height: int, now: flo
         left = len(blocks) - len(shown)
         blocks = shown
     widths = [max(map(len, column)) for column in zip(_HEAD, *(b.row for b in blocks), strict=True)]
-    others = sum(widths[1:]) + 2 * (len(widths) - 1)
-    widths[0] = max(min(widths[0], width - others), _TASK_MIN)
+    for column in _LESS_IMPORTANT:
+        if _total(widths) > width:
+            widths[column] = 0
+    widths[0] -= max(min(_total(widths) - width, widths[0] - 1), 0)
     lines = [_line(_HEAD, widths)]
     for block in blocks:
         lines.append(_line(block.row, widths))
@@ -132,12 +135,20 @@ def _block(report: TaskReport, now: float) -> _Block:
     return _Block(row, why, (rank, -(committed or 0.0)))
 
 
+def _total(widths: Sequence[int]) -> int:
+    shown = [width for width in widths if width]
+    return sum(shown) + 2 * (len(shown) - 1)
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    task, *others = cells
+    name = task if len(task) <= widths[0] else f"…{task[-(widths[0] - 1) :]}"
     placed = [
-        _cut(cell, width).rjust(width) if at in _RIGHT else _cut(cell, width).ljust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        cell.rjust(width) if at in _RIGHT else cell.ljust(width)
+        for at, (cell, width) in enumerate(zip(others, widths[1:], strict=True), 1)
+        if width
     ]
-    return "  ".join(placed).rstrip()
+    return "  ".join([name.ljust(widths[0]), *placed]).rstrip()
 
 
 def _cut(text: str, width: int) -> str:

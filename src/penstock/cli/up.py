@@ -1,9 +1,8 @@
-"""`penstock up`: run everything of a catalog, on and on."""
+"""`penstock up`: run everything of a catalog, continuously."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.apply import Yes
+from penstock.cli.catalogs import applied_or_here
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
 from penstock.cli.live import lines_of, shown_live
 from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,37 +30,41 @@ def up(
     settings: Settings,
     catalogs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Catalogs to apply first.", show_default=False),
+        typer.Argument(
+            help="Catalogs to apply first; ./catalog.yaml if nothing was applied yet.",
+            show_default=False,
+        ),
     ] = None,
     admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    yes: Yes = False,
 ) -> None:
-    """Run all tasks of the applied catalog, and go on with whatever comes, until Ctrl-C.
+    """Run all tasks of the applied catalog continuously, until Ctrl-C.
 
-    penstock apply, from another terminal, changes what runs: tasks that changed are restarted, new
-    ones are started, deleted and disabled ones are stopped, all others go on. One task that fails
-    does not stop another, and is tried again. Compaction and garbage collection run in the
-    background. Everything happens once, also if this process is killed: start it again.
+    penstock apply, from another terminal, changes what runs: changed tasks are restarted, new ones
+    started, deleted and disabled ones stopped; all others keep running. A task that fails does not
+    stop the others, and is retried. Compaction and garbage collection run in the background. Every
+    transaction happens once, even if this process is killed: start it again.
 
-    Ctrl-C and SIGTERM finish transactions that are under way, for ten seconds at most; a second
-    Ctrl-C does not wait. The exit code is 0 then.
+    Ctrl-C and SIGTERM let open transactions finish, for at most ten seconds; a second Ctrl-C does
+    not wait. The exit code is then 0.
 
     Example: penstock up catalog.yaml
     """
-    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
-    stops.run(_up(settings, install=install, admin_port=admin_port))
+    settings = applied_or_here(settings, catalogs)
+    stops.run(_up(settings, install=install, admin_port=admin_port, yes=yes))
 
 
-async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
+async def _up(settings: Settings, *, install: bool, admin_port: int | None, yes: bool) -> None:
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
 
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            deployed(settings, command="up", create=bool(settings.catalog))
+            deployed(settings, command="up", create=bool(settings.catalog), yes=yes)
         )
         world = await world_of(settings, store, install=install)
         shows_table = stderr.is_terminal
@@ -130,8 +135,8 @@ def _json(report: TaskReport) -> dict[str, object]:
 
 def _line(report: TaskReport) -> str:
     done = (
-        f"{report.documents:,} documents in {report.transactions} "
-        f"transaction{'s' if report.transactions != 1 else ''}, {size_text(report.bytes)} read"
+        f"{counted(report.documents, 'document')} in "
+        f"{counted(report.transactions, 'transaction')}, {size_text(report.bytes)} read"
         if report.transactions
         else "nothing new"
     )

@@ -185,7 +185,7 @@ class Runner:
             return
         wait_s = min(AGAIN_S * 2 ** (failures - 1), AGAIN_S_MAX)
         self._activity.fails(error, count=failures, retry_in_s=None)  # it needs a person
-        _log.warning("%s: failed, and is tried again in %.0f s", self.wanted.name, wait_s)
+        _log.warning("%s: failed, and is retried in %.0f s", self.wanted.name, wait_s)
         await self._unless_stopped(asyncio.sleep(wait_s))
 
     async def _quiet(self) -> None:

@@ -245,12 +245,15 @@ def _number(shape: Shape) -> Column:
     return _scalar(shape, Kind.DOUBLE)
 
 
+def is_decimal(shape: Shape) -> bool:
+    """True if all values are numbers of a fixed number of digits after the point."""
+    return shape.not_null == {"number"} and bool(_number(shape).scale)
+
+
 def inexact_digits(shape: Shape) -> int | None:
     """Return the digits of a DECIMAL with a fraction, if they are more than a JSON number keeps."""
-    if shape.not_null != {"number"}:
-        return None
     column = _number(shape)
-    return column.precision if column.scale and column.precision > FLOAT_DIGITS else None
+    return column.precision if is_decimal(shape) and column.precision > FLOAT_DIGITS else None
 
 
 def _digits(bound: Number) -> int:

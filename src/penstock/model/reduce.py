@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
 from penstock.errors import Bug, UserError
+from penstock.model.columns import is_decimal
 from penstock.model.infer import infer, to_schema
 from penstock.model.json_order import (
     ABSENT,
@@ -87,7 +88,8 @@ class Rule:
     delete: bool = False
     associative: bool = True
     numeric: bool = False
-    """Of minimize and maximize: texts compare by the numbers they write. The format says so."""
+    """Of minimize and maximize: texts compare by the numbers they write. Of a sum: numbers add as
+    decimals, exactly. The schema of the location says so."""
 
     @property
     def descends(self) -> bool:
@@ -102,7 +104,10 @@ class Rule:
     def on(self, shape: Shape) -> Rule:
         """Return the rule as it acts on values of a shape."""
         compares = self.strategy in (Strategy.MINIMIZE, Strategy.MAXIMIZE) and not self.key
-        return replace(self, numeric=True) if compares and shape.is_numeric_text else self
+        numeric = (compares and shape.is_numeric_text) or (
+            self.strategy is Strategy.SUM and is_decimal(shape)
+        )
+        return replace(self, numeric=True) if numeric else self
 
     @classmethod
     def parse(cls, annotation: Json) -> Rule:
@@ -207,7 +212,7 @@ class _Total(int):
 
 
 class _Rounded(float):
-    """A sum with floats: as decimals write them, exactly, and rounded at the end alone.
+    """A sum of decimals, exactly as they are written, and rounded to a float at the end alone.
 
     So a sum of amounts in cents is an amount in cents, however many there are.
     """
@@ -244,9 +249,9 @@ class _Step:
             case Strategy.MAXIMIZE:
                 return self._extreme(lhs, rhs, at, rule, sign=1)
             case Strategy.SUM:
-                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, exact=False)
+                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, decimals=rule.numeric)
             case Strategy.BIG_SUM:
-                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, exact=True)
+                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, as_text=True)
             case Strategy.APPEND:
                 return rhs if lhs is ABSENT else self._append(lhs, rhs, at)
             case Strategy.MERGE:
@@ -270,21 +275,25 @@ class _Step:
                 lhs = ABSENT
         return self._merge(lhs, rhs, at, ()) if key else rhs
 
-    def _sum(self, lhs: Json, rhs: Json, at: str, *, exact: bool) -> Json:
+    def _sum(
+        self, lhs: Json, rhs: Json, at: str, *, as_text: bool = False, decimals: bool = False
+    ) -> Json:
         if not (_is_numeric(lhs) and _is_numeric(rhs)):
             raise self._error(at, "sum expects numbers", lhs, rhs)
-        if isinstance(lhs, int) and isinstance(rhs, int) and not exact:
-            return _Total(lhs + rhs)
         try:
-            total = _DECIMALS.add(_decimal(lhs), _decimal(rhs))
-            if exact or isinstance(lhs, str) or isinstance(rhs, str):
-                return format(total if total else abs(total), "f")  # zero has no sign
-            rounded = _Rounded.of(total)
+            if as_text or isinstance(lhs, str) or isinstance(rhs, str):
+                exact = _DECIMALS.add(_decimal(lhs), _decimal(rhs))
+                return format(exact if exact else abs(exact), "f")  # zero has no sign
+            if isinstance(lhs, int) and isinstance(rhs, int):
+                return _Total(lhs + rhs)
+            if decimals:
+                return _Rounded.of(_DECIMALS.add(_decimal(lhs), _decimal(rhs)))
+            total = float(lhs) + float(rhs)
         except (decimal.DecimalException, OverflowError):
-            raise self._error(at, "sum overflow", lhs, rhs) from None
-        if not math.isfinite(rounded):
+            total = math.inf
+        if not math.isfinite(total):
             raise self._error(at, "sum overflow", lhs, rhs)
-        return rounded
+        return total
 
     def _append(self, lhs: Json, rhs: Json, at: str) -> Json:
         if isinstance(rhs, list):

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.model import pointer
+from penstock.model.columns import is_decimal
 from penstock.model.draft import Draft
 from penstock.model.infer import infer
 from penstock.model.json_order import Json, canonical_json
@@ -124,14 +125,17 @@ class CompiledSchema:
         return self._shaped({at: rule for at, (_, rule) in best.items()})
 
     def _shaped(self, rules: dict[str, Rule]) -> dict[str, Rule]:
-        if not self._compares_numbers:
+        if not self._has_exact_numbers:
             return rules
         return {at: rule.on(locate(self.shape, at)[0]) for at, rule in rules.items()}
 
     @functools.cached_property
-    def _compares_numbers(self) -> bool:
-        """True if texts that write numbers are reduced somewhere: then formats matter."""
-        return any(shape.reductions and shape.is_numeric_text for shape in _locations(self.shape))
+    def _has_exact_numbers(self) -> bool:
+        """True if decimals, or texts that write numbers, are reduced somewhere: shapes matter."""
+        return any(
+            shape.reductions and (shape.is_numeric_text or is_decimal(shape))
+            for shape in _locations(self.shape)
+        )
 
     @functools.cached_property
     def _annotated(self) -> bool:

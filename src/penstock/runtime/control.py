@@ -175,9 +175,7 @@ class Control:
             return running.result()
         if not running.done():
             _log.warning("what was stopped does not end, and is left behind")
-        raise StoppedEarly(
-            "stopped before its end", fix="run it again: it goes on from where it was"
-        )
+        raise StoppedEarly("stopped before its end", fix="run it again: it continues where it was")
 
     async def _let_finish(self, running: asyncio.Future[T]) -> None:
         loop = asyncio.get_running_loop()

@@ -159,7 +159,7 @@ class JobRunner:
                 "a Spark job keeps failing",
                 where=f"task {self._task}",
                 why=summarize_error(error),
-                fix="look at Spark's log; the task goes on from its last transaction",
+                fix="look at Spark's log; the task continues after its last transaction",
             ) from error
 
     async def _explain(self, reads: Reads) -> None:

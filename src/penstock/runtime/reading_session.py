@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from penstock import failpoints
+from penstock.errors import PenstockError, UserError
 from penstock.journal.blobs import spark_root
 from penstock.journal.state import JournalState
 from penstock.model.frontier import Frontier
@@ -32,6 +33,32 @@ _MANY_BYTES: Final = 1 << 40
 _LOADED = failpoints.declare("leader.after-load", "a checkpoint is part of the open transaction")
 
 R = TypeVar("R", bound=ReadingLeader)
+
+
+def check_retained(
+    bindings: Sequence[Binding], resume: Frontier, states: Mapping[str, JournalState]
+) -> None:
+    """Refuse to go on from where retention has passed: documents would be missing unnoticed.
+
+    What tasks of the applied catalog have not read is not forgotten. This is about one that was
+    not part of it for a while, or whose recovery log was restored.
+    """
+    names = {binding.index: binding.collection.name for binding in bindings}
+    for read in resume:
+        state = states.get(read.journal)
+        position = max((abs(entry.offset) for entry in read.producers), default=0)
+        started = position or any(entry.is_open for entry in read.producers)
+        if state is None or not state.forgotten.revision or not started or not state.readable:
+            continue
+        if position < state.begin:
+            raise UserError(
+                f"documents of {names[read.binding]} were forgotten before this task has read them",
+                where=f"binding {read.binding}, journal {read.journal}, "
+                f"offsets {position} to {state.begin}",
+                why="the retention of the collection has passed them while no task of the applied "
+                "catalog needed them",
+                fix="raise `backfill` of the binding: it is filled anew with what is left",
+            )
 
 
 class ReadingSession(SessionLoop[R]):
@@ -65,6 +92,11 @@ class ReadingSession(SessionLoop[R]):
                 now=self.world.now,
                 lookup=self._look_up if spark_root(self.world.planner.blobs) else None,
             )
+        try:
+            check_retained(bindings, resume, self.shuffle.states)
+        except PenstockError:
+            await self.shuffle.close()
+            raise
 
     async def _look_up(self, need: NeedRows) -> int:
         from penstock.shuffle.lookup import spark_lookup

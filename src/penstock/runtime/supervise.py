@@ -63,7 +63,7 @@ async def supervise(
         await control.stoppable(_supervised(task, world, control, patience))
     except StoppedEarly:
         if not control.nothing_to_finish:
-            _log.warning("%s: stopped; what was under way is run again the next time", task.name)
+            _log.warning("%s: stopped; its open transaction is run again the next time", task.name)
 
 
 async def _supervised(
@@ -82,7 +82,7 @@ async def _supervised(
                 if ended is Ended.STOPPED:
                     return
                 if ended is Ended.REPLAYED:
-                    _log.info("%s: replayed the transaction that was under way", task.name)
+                    _log.info("%s: replayed the transaction that was open", task.name)
                 failures, reading_at = 0, loop.time()
                 continue
             except PenstockError as error:

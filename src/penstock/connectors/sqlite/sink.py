@@ -113,8 +113,9 @@ def _of_two(pick: Callable[..., str]) -> Callable[[str | None, str | None], str 
 _FIXES: Final = {
     sqlite3.SQLITE_BUSY: "another process writes to it for long; raise busyTimeout, or end that",
     sqlite3.SQLITE_LOCKED: "another process writes to it for long; raise busyTimeout, or end that",
-    sqlite3.SQLITE_FULL: "free some space; the task goes on by itself then",
-    sqlite3.SQLITE_IOERR: "is the disk full, or broken? The task goes on by itself if it recovers",
+    sqlite3.SQLITE_FULL: "free some space; the task then continues by itself",
+    sqlite3.SQLITE_IOERR: "check whether the disk is full or broken; the task continues by itself "
+    "when it recovers",
     sqlite3.SQLITE_CANTOPEN: "make the directory, and let this user write there",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
     sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
@@ -192,7 +193,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "minLength": 1,
                 "path": True,
                 "title": "the path of a file",
-                "description": "The database file. It is made if it does not exist.",
+                "description": "The database file. It is created if it does not exist.",
                 "examples": ["views.db"],
             },
             "busyTimeout": {
@@ -214,7 +215,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "pattern": r"^(?!(?i:sqlite_|penstock_))[^\u0000]+$",
                 "title": "the name of a table; names that begin with sqlite_ and penstock_ are "
                 "taken",
-                "description": "The table. It is made if it does not exist.",
+                "description": "The table. It is created if it does not exist.",
                 "examples": ["orders"],
             },
             "delta_updates": DELTA_UPDATES,
