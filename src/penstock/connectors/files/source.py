@@ -46,9 +46,6 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
-_CHARACTER: Final[dict[str, Json]] = {"type": "string", "maxLength": 1, "title": "one character"}
-
-
 class Files:
     """The connector (`Capture`)."""
 
@@ -104,8 +101,8 @@ class Files:
                 "pattern": "^(?!/)",
                 "title": "a path or a pattern; below the path of the endpoint, so without a slash "
                 "at its beginning",
-                "description": "Below the configured path: a file, a directory with all that is "
-                "in it, or a pattern: `*` is any part of a name, `**` any directories.",
+                "description": "A file, a directory with all that is in it, or a pattern: `*` is "
+                "any part of a name, `**` any directories.",
                 "examples": ["orders/*.jsonl"],
             },
             "format": {
@@ -122,14 +119,17 @@ class Files:
                 "additionalProperties": False,
                 "properties": {
                     "delimiter": {
-                        **_CHARACTER,
+                        "type": "string",
                         "minLength": 1,
+                        "maxLength": 1,
+                        "title": "one character",
                         "description": "Between fields: a comma by default, a tab in .tsv files.",
                     },
                     "quote": {
-                        **_CHARACTER,
+                        "type": "string",
+                        "maxLength": 1,
                         "default": '"',
-                        "title": "a character, or nothing",
+                        "title": "one character",
                         "description": "Around fields; inside of them it is doubled.",
                     },
                     "header": {
