@@ -433,7 +433,7 @@ def _is_spark_frame(documents: object) -> TypeGuard[DataFrame]:
 
 _OPTIONS: Final = {
     "--redact-salt": "redact_salt=…",
-    "--data, --consensus and --blob": "data, consensus and blob",
+    "--data, --blob or --consensus": "data, blob or consensus",
     "; --take-over runs it here": "",
 }
 

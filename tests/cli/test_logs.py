@@ -14,7 +14,7 @@ import yaml
 
 pytestmark = pytest.mark.timeout(300)
 
-SOON_S = 60.0
+SOON_S = 120.0
 
 EVENTS = {
     "key": ["/id"],
@@ -48,7 +48,7 @@ def penstock(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=2 * SOON_S,
+        timeout=SOON_S,
         check=False,
     )
 

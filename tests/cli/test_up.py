@@ -182,7 +182,7 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
         until(lambda: len(rows(tmp_path, "bad")) == 200, up)
 
         write_catalog(tmp_path, counting(totals="acme/totals"))
-        done(tmp_path, "apply", "catalog.yaml")
+        done(tmp_path, "apply", "catalog.yaml", "--yes")
         up.until_it_says("acme/to-events: is not wanted any more")
         write_documents(tmp_path, "events", range(200, 210))
         until(lambda: stored_totals(tmp_path) == totals_of(range(210)), up)

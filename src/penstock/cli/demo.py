@@ -93,8 +93,7 @@ def _steps(catalog: Catalog, runs: Sequence[TaskRun]) -> Iterator[str]:
                 continue
             yield (
                 f"{run.task}: read {counted(run.documents, 'document')}, {kind} {run.stored:,}, in "
-                f"{counted(run.transactions, 'transaction')}, "
-                f"{counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
+                f"{counted(run.transactions, 'transaction')}, {run.seconds:.1f} s"
             )
 
 
@@ -134,10 +133,10 @@ def _print_table(name: str, columns: Sequence[str], rows: Sequence[dict[str, Any
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
     for row in zip(*(shown[column] for column in fitting), strict=True):
         table.add_row(*row)
-    notes = [f"{len(rows) - _ROWS_SHOWN} more rows"] if len(rows) > _ROWS_SHOWN else []
-    notes += [f"not shown: {column}" for column in columns if column not in fitting]
+    notes = [f"{counted(len(rows) - _ROWS_SHOWN, 'row')}"] if len(rows) > _ROWS_SHOWN else []
+    notes += [column for column in columns if column not in fitting]
     if notes:
-        table.caption = ", ".join(notes)
+        table.caption = f"not shown: {', '.join(notes)}"
     console.print(table)
 
 
