@@ -242,6 +242,8 @@ class CaptureSpec:
     interval_s: int = 300
     auto_discover: AutoDiscover | None = None
     redact_salt: str | None = None
+    renamed_from: str | None = None
+    """The task's former name: it continues from where that task was."""
     shards: Shards
     delete: bool = False
 
@@ -277,7 +279,9 @@ class MaterializationBinding:
     disable: bool = False
     backfill: int = 0
     takeover: bool = False
-    """Take the resource even from another task; it is emptied first."""
+    """Take the resource even from another task; it is filled again."""
+    renamed_from: Frozen | None = None
+    """The resource that the binding had before: it is renamed, and the binding goes on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

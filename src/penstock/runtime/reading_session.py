@@ -43,6 +43,8 @@ class ReadingSession(SessionLoop[R]):
     ) -> None:
         super().__init__(task, world, control, recorder, publisher)
         self.shuffle: Session
+        self.until_revision = control.until_revision
+        """End when all that was committed up to it is part of a transaction; None: run on."""
         self._asked = False
         """A checkpoint was asked for, and the machine does not have it yet."""
         self._queued = False
@@ -68,8 +70,8 @@ class ReadingSession(SessionLoop[R]):
 
     def after_step(self, event: Event | None) -> None:
         """Keep one request for a checkpoint outstanding while the machine holds none."""
-        if event is None and self.control.until_revision is not None:
-            self.in_background(self._watch_catching_up(self.control.until_revision))
+        if event is None and self.until_revision is not None:
+            self.in_background(self._watch_catching_up(self.until_revision))
         if isinstance(event, CheckpointReady):
             self._asked = self._queued = False
             failpoints.hit(_LOADED)
@@ -77,6 +79,11 @@ class ReadingSession(SessionLoop[R]):
             self._asked = True
             self.in_background(self._next_checkpoint())
         self._stop_if_caught_up()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True if it has come to its end, and was not stopped before."""
+        return self._ending
 
     async def _next_checkpoint(self) -> None:
         checkpoint = await self.shuffle.next_checkpoint()

@@ -107,6 +107,11 @@ _PERSISTED: Final[Mapping[RecordKind, str]] = {
 }
 
 
+_MOVED = failpoints.declare(
+    "rename.after-binding", "positions are kept under the new name of a table"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Where a leader lives: the stores, Spark, and the time."""
@@ -132,6 +137,7 @@ class Ended(enum.Enum):
 
     STOPPED = "as it was asked to, or after its number of transactions"
     REPLAYED = "after the one transaction that it had to repeat"
+    REBUILT = "after tables that were filled again have replaced those before"
     PAUSED = "at the end of what its source has for now"
 
 
@@ -170,11 +176,30 @@ class Recorder:
         cls, task: str, layout: Layout, world: World, *, renamed_from: str | None = None
     ) -> Recorder:
         """Take a task's recovery log over, and drop what a raised backfill makes obsolete."""
-        store = world.preview_store or world.planner.journals.store
-        recorder = cls(await renames.lead(store, task, renamed_from=renamed_from), layout)
-        failpoints.hit(_LEADS)
-        await recorder._supersede()
+        recorder = await cls.take_over(task, world, renamed_from=renamed_from)
+        await recorder.lay_out(layout)
         return recorder
+
+    @classmethod
+    async def take_over(
+        cls, task: str, world: World, *, renamed_from: str | None = None
+    ) -> Recorder:
+        """Take a task's recovery log over, which decides how it is laid out (`lay_out`)."""
+        store = world.preview_store or world.planner.journals.store
+        recorder = cls(await renames.lead(store, task, renamed_from=renamed_from), Layout({}))
+        failpoints.hit(_LEADS)
+        return recorder
+
+    async def lay_out(self, layout: Layout, renamed: Mapping[int, str] | None = None) -> None:
+        """Use a layout; what a raised backfill makes obsolete is dropped, for good.
+
+        `renamed` are the former names of resources, by binding.
+        """
+        self.layout = layout
+        if moved := layout.rename(self.log.state, renamed or {}):
+            await self.log.append(lambda _: moved)
+            failpoints.hit(_MOVED)
+        await self._supersede()
 
     @property
     def epoch(self) -> int:
@@ -202,7 +227,8 @@ class Recorder:
         """Drop positions of tables that are to be emptied: before they are, and for good."""
         if superseded := self.layout.supersede(self.log.state):
             await self.log.append(lambda _: superseded)
-            failpoints.hit(_SUPERSEDED)
+            if any(what == "del" for what, _, _ in superseded):
+                failpoints.hit(_SUPERSEDED)
 
     async def prune(
         self, recovered: Recovered, collections: Iterable[str], world: World
