@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock import applying
 from penstock.batch import TaskRun, open_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.append import append_documents
 from penstock.catalog.build import build_valid
 from penstock.catalog.collection_lookup import find_collection
 from penstock.catalog.desired import ApplyResult
-from penstock.catalog.evolution import fits_stored
 from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus
 from penstock.deployment import check_not_lost, refuse_beside_up
@@ -122,8 +122,7 @@ class Penstock:
         paths = [Path(path) for path in catalogs]
         inferred = self._thread.run(all_inferred(self._store))
         given = build_valid(paths, environ=os.environ, connectors=BUILTIN, inferred=inferred)
-        check = fits_stored(self._store, given.collections)
-        return self._thread.run(desired.apply(self._store, given.catalog, check=check))
+        return self._thread.run(applying.apply(self._store, given))
 
     def append(self, collection: str, documents: Iterable[Mapping[str, Any]]) -> int:
         """Append documents as one transaction, and return how many they were.

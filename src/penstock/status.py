@@ -45,7 +45,16 @@ from penstock.runtime.kinds import (
     writes_of,
 )
 from penstock.runtime.ops import TaskKindName
-from penstock.runtime.recovery import Layout, Recovered, RecoveryMachine, log_name, recovery_key
+from penstock.runtime.recovery import (
+    Generation,
+    Layout,
+    Recovered,
+    RecoveryMachine,
+    generations,
+    log_name,
+    recovery_key,
+    split_state_key,
+)
 from penstock.runtime.reports import ProcessReport, Reported, is_alive, is_silent, load_reports
 from penstock.shuffle.binding import Binding, derivation_bindings, materialization_bindings
 from penstock.shuffle.lag import reading_lag
@@ -298,6 +307,8 @@ class _Gathering:
             bindings = self._bindings(spec)
         except PenstockError:
             bindings = None  # its connector is not installed here, or refuses its configuration
+        if bindings is not None and isinstance(spec, MaterializationSpec):
+            bindings = _current(bindings, generations(entries))
         keys = {binding.index: binding.state_key for binding in bindings or ()}
         return Layout(keys).decode(entries), bindings
 
@@ -343,6 +354,12 @@ class _Gathering:
             if report.producer == str(producer) and running and is_alive(running, self._at):
                 return report.task
         return None
+
+
+def _current(bindings: Sequence[Binding], known: Mapping[str, Generation]) -> tuple[Binding, ...]:
+    """Return bindings under the generations that they have got to."""
+    found = ((each, known.get(split_state_key(each.state_key)[0])) for each in bindings)
+    return tuple(each if at is None else each.at_generation(at.current) for each, at in found)
 
 
 def _unix(clock: Clock) -> float:

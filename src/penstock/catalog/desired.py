@@ -15,7 +15,7 @@ import asyncio
 import dataclasses
 import enum
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -123,6 +123,27 @@ class ApplyResult:
 
     version: int
     changes: tuple[Change, ...]
+    tables: tuple[TableEffect, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TableEffect:
+    """What the next run of a task will do to a table, because its catalog has changed."""
+
+    task: str
+    binding: int
+    table: str
+    column: str | None = None
+    """None: it is about all of its rows."""
+    was: str | None = None
+    now: str | None = None
+    """Types of the column."""
+    how: str
+    """`in place`, `rebuild`, `refused`, `binding disabled` or `task disabled`."""
+    says: str
+    """For people: "bigint becomes double precision"."""
+    fix: str | None = None
+    """What to write so that the table can follow."""
 
 
 Check = Callable[[Change], Awaitable[str | None]]
@@ -149,12 +170,18 @@ async def load(store: Consensus) -> Catalog:
 
 
 async def apply(
-    store: Consensus, catalog: Catalog, *, check: Check | None = None, dry_run: bool = False
+    store: Consensus,
+    catalog: Catalog,
+    *,
+    check: Check | None = None,
+    objections: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> ApplyResult:
     """Make `catalog` the desired state; return what that changes, which may be nothing.
 
-    One error lists all of `check`'s objections. If another apply commits between the checks and
-    this commit, the checks run again on the state that it left.
+    One error lists all of `check`'s objections, and those that the caller has of its own. If
+    another apply commits between the checks and this commit, the checks run again on the state
+    that it left.
 
     Write schemas are registered first, so that writers find them and need no right to write
     anything but journals.
@@ -164,7 +191,7 @@ async def apply(
     while True:
         state = log.state
         changes = plan(state, catalog)
-        await _check(changes, check)
+        await _check(changes, check, objections)
         unchanged = not changes and state.version
         if dry_run:
             return ApplyResult(version=state.version + (not unchanged), changes=changes)
@@ -191,12 +218,11 @@ async def _register(schemas: Schemas, catalog: Catalog) -> None:
                 raise outcome
 
 
-async def _check(changes: tuple[Change, ...], check: Check | None) -> None:
-    if check is None:
-        return
-    objections = [(c, why) for c in changes if (why := await check(c)) is not None]
+async def _check(changes: tuple[Change, ...], check: Check | None, others: Sequence[str]) -> None:
+    found = [] if check is None else [(c, why) for c in changes if (why := await check(c))]
+    objections = [*(f"{c.kind.value} {c.name}: {why}" for c, why in found), *others]
     if objections:
-        listed = "\n".join(f"  {c.kind.value} {c.name}: {why}" for c, why in objections)
+        listed = "\n".join(f"  {each}" for each in objections)
         raise ChangeRefused(f"the catalog cannot be applied\n{listed}")
 
 

@@ -84,6 +84,7 @@ def _texts_by(what: str) -> MapOf:
 DELETE = Key("Remove it when the catalog is applied.", FLAG)
 DISABLE = Key("Do not use it, but keep checking it.", FLAG)
 BACKFILL = Key("A counter; raising it reads the source again from its start.", WholeNumber())
+RENAMED_FROM = "The task's former name: it continues from where that task was."
 PRIORITY = Key("Higher priorities are read first.", WholeNumber())
 REDACT_SALT = Key("Salt for `redact: sha256`, in base64.", BASE64)
 EXPECT_PUB_ID = _no_effect(Anything())
@@ -393,6 +394,7 @@ CAPTURE = KeyedMapping(
             Either("a mapping", (Null(), AUTO_DISCOVER)),
         ),
         "redactSalt": REDACT_SALT,
+        "renamedFrom": Key(RENAMED_FROM, NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
@@ -434,8 +436,10 @@ MATERIALIZATION_BINDING = KeyedMapping(
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
-        "takeover": Key(
-            "Take the resource from the task that fills it: it is emptied and filled again.", FLAG
+        "takeover": Key("Take the resource from the task that fills it: it is filled again.", FLAG),
+        "renamedFrom": Key(
+            "The resource that the binding had before: it is renamed, and keeps its rows.",
+            AnyMapping(),
         ),
     },
 )
@@ -506,7 +510,7 @@ MATERIALIZATION = KeyedMapping(
                 },
             ),
         ),
-        "renamedFrom": Key("The task's former name: it continues from where that task was.", NAME),
+        "renamedFrom": Key(RENAMED_FROM, NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,9 @@ def apply(
         return
     rows = [[text or "-" for text in change.values()] for change in changes(applied)]
     print_table(_COLUMNS, rows)
+    for each in applied.tables:
+        column = "" if each.column is None else f".{each.column}"
+        stderr.print(f"{each.how}: {each.table}{column}: {each.says}", markup=False)
     stderr.print(summary(applied, dry_run=dry_run), markup=False)
 
 
@@ -103,13 +107,11 @@ async def _apply(
 async def _applied(
     store: Consensus, build: Callable[[Mapping[str, Observed]], BuildResult], *, dry_run: bool
 ) -> ApplyResult:
-    from penstock.catalog import desired
-    from penstock.catalog.evolution import fits_stored
+    from penstock import applying
     from penstock.journal.inferred import all_inferred
 
     built = build(await all_inferred(store))
-    check = fits_stored(store, built.collections)
-    return await desired.apply(store, built.catalog, check=check, dry_run=dry_run)
+    return await applying.apply(store, built, dry_run=dry_run)
 
 
 async def applied_first(store: Consensus, mains: Sequence[Path]) -> ApplyResult:
@@ -123,6 +125,7 @@ def report(applied: ApplyResult, *, dry_run: bool) -> dict[str, object]:
         "version": applied.version,
         "dry_run": dry_run,
         "changes": changes(applied),
+        "tables": tables(applied),
     }
 
 
@@ -140,6 +143,11 @@ def changes(applied: ApplyResult) -> list[dict[str, str | None]]:
         }
         for change in applied.changes
     ]
+
+
+def tables(applied: ApplyResult) -> list[dict[str, object]]:
+    """Return what the next runs will do to tables that exist."""
+    return [dataclasses.asdict(each) for each in applied.tables]
 
 
 def summary(applied: ApplyResult, *, dry_run: bool) -> str:

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import (
     append,
     apply,
+    backfill,
     bench,
     check,
     cluster,
@@ -81,6 +82,7 @@ register(app, read.read)
 register(app, run.run)
 register(app, up.up)
 register(app, status.status)
+register(app, backfill.backfill)
 register(app, preview.preview)
 register(app, journals.journals)
 register(app, fragments.fragments)
@@ -98,11 +100,14 @@ register(app, bench.bench)
 register(app, doctor.doctor)
 register(app, prepare.prepare)
 
-tasks = typer.Typer(name="task", help="Stop, start and delete tasks.", no_args_is_help=True)
+tasks = typer.Typer(
+    name="task", help="Stop, start and delete tasks, or take tables over.", no_args_is_help=True
+)
 register(tasks, task.close_now)
 register(tasks, task.stop)
 register(tasks, task.start)
 register(tasks, task.delete)
+register(tasks, backfill.takeover)
 app.add_typer(tasks)
 
 connectors = typer.Typer(

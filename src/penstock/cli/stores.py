@@ -41,9 +41,9 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
 
 async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
     """The catalog that was applied last; one that is given is applied first."""
+    from penstock import applying
     from penstock.catalog import desired
     from penstock.catalog.build import build_valid
-    from penstock.catalog.evolution import fits_stored
     from penstock.connectors.builtin import BUILTIN
     from penstock.journal.inferred import all_inferred
     from penstock.runtime.awaited import store_at
@@ -59,6 +59,5 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
                 inferred=await all_inferred(store),
             )
         if given is not None:
-            check = fits_stored(store, given.collections)
-            await desired.apply(store, given.catalog, check=check)
+            await applying.apply(store, given)
         return await desired.load(store)

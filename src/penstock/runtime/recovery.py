@@ -421,9 +421,15 @@ def last_applied(entries: Entries) -> bytes | None:
     return entries.get(_APPLIED)
 
 
-def has_positions(entries: Entries) -> bool:
-    """True if a log has a position of any binding, present or past."""
-    return any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
+def has_progress(entries: Entries) -> bool:
+    """True if a task has read or stored anything, by any binding, present or past."""
+    known = entries.get(_STATE, b"{}") not in (b"{}", b"null")
+    return known or any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
+
+
+def task_of(log: str) -> str:
+    """Return the task whose recovery log has this name (`log_name`)."""
+    return log.removeprefix(_LOGS["capture"]).removeprefix(_LOGS["derivation"])
 
 
 def _frontier(

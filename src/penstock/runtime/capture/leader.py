@@ -54,7 +54,12 @@ async def run_session(task: CaptureTask, world: World, control: Control) -> Ende
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     began = time.monotonic()
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(log_name(task.kind, task.name), _LAYOUT, world)
+        recorder = await Recorder.lead(
+            log_name(task.kind, task.name),
+            _LAYOUT,
+            world,
+            renamed_from=task.renamed_from and log_name(task.kind, task.renamed_from),
+        )
     reports = [QUARANTINE] if task.quarantines else []
     async with open_publisher(task, world, *task.collections, reports=reports) as publisher:
         loop = CaptureLoop(task, world, control, recorder, publisher)
