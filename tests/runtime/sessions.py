@@ -229,12 +229,15 @@ class Place:
         return {run.task: run for run in runs}
 
     async def built(
-        self, store: Consensus, name: str, *, shards: int | None = None
+        self, store: Consensus, name: str, *, shards: int | None = None, with_history: bool = False
     ) -> RunnableTask:
         catalog = await desired.load(store)
         (spec,) = tasks_to_run(catalog, [name])
         connect = Connecting(capture, self.connects.get(name, materialization))
-        return await asyncio.to_thread(build_task, catalog, spec, connect, shards=shards)
+        history = await load_history(store, name) if with_history else None
+        return await asyncio.to_thread(
+            build_task, catalog, spec, connect, shards=shards, history=history
+        )
 
     # What can be seen of it
 

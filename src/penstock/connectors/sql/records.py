@@ -191,7 +191,7 @@ class Records:
         live: LiveTable | None,
         hard_delete: bool,
     ) -> Claim:
-        """Give a table to the task, and fence its former owner; raises if it may not be given.
+        """Give a table to the task; raises if it may not be given. The caller fences its owner.
 
         If the table has rows that are out of date, it keeps them until a shadow replaces them.
         """
@@ -213,12 +213,6 @@ class Records:
             hard_delete=hard_delete,
             forget=self.forget(target.path),
         )
-        if claim.taken_from is not None:
-            (one,) = self._dialect.marks(1)
-            connection.run(
-                f"UPDATE {self.checkpoints} SET fence = fence + 1 WHERE task = {one}",
-                (claim.taken_from,),
-            )
         claimed = ownership.claimed(task, target, record, claim)
         if record is not None and claim.emptied and self.rebuilds(connection, claim, target, live):
             claim = replace(claim, rebuilds=True)
@@ -241,6 +235,13 @@ class Records:
         record = TableRecord(state_key=target.state_key, task=task, filled=filled)
         self.store(connection, target.path, record)
         self.store_identity(connection, target.path)
+
+    def fence_out(self, connection: SqlConnection, task: str) -> None:
+        """Keep the session of a task from storing that has lost a table."""
+        (one,) = self._dialect.marks(1)
+        connection.run(
+            f"UPDATE {self.checkpoints} SET fence = fence + 1 WHERE task = {one}", (task,)
+        )
 
     def check_fence(self, connection: SqlConnection, task: str, epoch: int) -> None:
         """Raise unless the fence is this session's; in a server, that locks it."""

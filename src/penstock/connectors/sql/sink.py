@@ -191,6 +191,7 @@ class SqlSink(Materialization, Generic[C]):
         here = self._placed(task)
         before = {} if last is None else {each.path: each for each in self._placed(last).targets}
         done: list[str] = []
+        robbed: set[str] = set()
         with self.connected() as connection:
             connection.run(self.dialect.begin)
             if self.dialect.ddl_lock is not None:
@@ -201,7 +202,9 @@ class SqlSink(Materialization, Generic[C]):
             self.records.rename(connection, task, checkpoint)
             for target in here.targets:
                 was = before.get(target.path) or before.get(target.renamed_from or ())
-                done += self._apply(connection, here, target, was)
+                done += self._apply(connection, here, target, was, robbed)
+            for other in sorted(robbed):
+                self.records.fence_out(connection, other)
             if any("rebuilding" in each for each in done):
                 failpoints.hit(_SHADOWED)
             connection.run("COMMIT")
@@ -211,13 +214,21 @@ class SqlSink(Materialization, Generic[C]):
         return Applied(description=description)
 
     def _apply(
-        self, connection: C, task: SinkTask, target: Target, was: Target | None
+        self,
+        connection: C,
+        task: SinkTask,
+        target: Target,
+        was: Target | None,
+        robbed: set[str],
     ) -> Iterator[str]:
+        """Bring one table to its target; adds the task that it was taken from to `robbed`."""
         yield from self._rename(connection, task, target)
         live = self.dialect.look(connection, target.path)
         claim = self.records.claim(
             connection, task, target, was=was, live=live, hard_delete=self.hard_delete
         )
+        if claim.taken_from is not None:
+            robbed.add(claim.taken_from)
         if live is not None:
             check_kind(target.path, live)
         if claim.rebuilds:
