@@ -297,6 +297,8 @@ async def keep_running(
                 task = await control.stoppable(building)
                 await supervise(task, world, control, Patience(failures_max=failures_max))
             except TaskDisabled as disabled:
+                if control.until_revision is None:
+                    raise  # it is tried again in a while
                 _log.warning("%s; %s", disabled.what, disabled.fix)
                 return
             except RefusedDocument:

@@ -307,7 +307,7 @@ class _Gathering:
             bindings = self._bindings(spec)
         except PenstockError:
             bindings = None  # its connector is not installed here, or refuses its configuration
-        if bindings is not None and isinstance(spec, MaterializationSpec):
+        if bindings is not None:
             bindings = _current(bindings, generations(entries))
         keys = {binding.index: binding.state_key for binding in bindings or ()}
         return Layout(keys).decode(entries), bindings
