@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.catalog import desired
-from penstock.catalog.desired import ApplyResult, TableEffect
+from penstock.catalog.desired import ApplyResult, NothingApplied, TableEffect
 from penstock.catalog.evolution import fits_stored
 from penstock.connectors import builtin
 from penstock.errors import PenstockError
-from penstock.model.spec import Catalog, OnIncompatible
+from penstock.model.spec import Catalog, MaterializationSpec, OnIncompatible, fingerprint
 from penstock.runtime.history import load_history
-from penstock.runtime.kinds import Outlook, outlooks, refill_fix
+from penstock.runtime.kinds import Outlook, outlooks, reads_of, refill_fix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,20 +51,36 @@ async def apply(store: Consensus, built: BuildResult, *, dry_run: bool = False) 
 
 
 async def table_effects(store: Consensus, catalog: Catalog) -> list[TableEffect]:
-    """Return what a catalog means for tables that were filled before."""
+    """Return what a changed catalog means for tables that were filled before."""
     found: list[TableEffect] = []
-    for spec in catalog.materializations:
-        if spec.delete or spec.shards.disable:
+    for spec in await _changed(store, catalog):
+        history = await load_history(store, spec.name, spec.renamed_from)
+        if history.last_applied is None:
             continue
         try:
             connector = builtin.materialization(spec.endpoint, spec.name)
-            history = await load_history(store, spec.name, spec.renamed_from)
             expected = outlooks(catalog, spec, connector, history)
         except PenstockError:
             continue  # its connector is not installed, or a secret is not set: the run says so
         for outlook in expected:
             found += _effects(spec.name, outlook)
     return found
+
+
+async def _changed(store: Consensus, catalog: Catalog) -> list[MaterializationSpec]:
+    """Return the materializations that differ from the recorded ones, or that read what does."""
+    try:
+        before = await desired.load(store)
+    except NothingApplied:
+        return []
+    known = {fingerprint(spec) for spec in (*before.materializations, *before.collections)}
+    changed = {each.name for each in catalog.collections if fingerprint(each) not in known}
+    return [
+        spec
+        for spec in catalog.materializations
+        if not (spec.delete or spec.shards.disable)
+        and (fingerprint(spec) not in known or reads_of(spec) & changed)
+    ]
 
 
 def _effects(task: str, outlook: Outlook) -> Iterator[TableEffect]:

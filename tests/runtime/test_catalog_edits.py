@@ -213,6 +213,22 @@ def test_a_backfill_counter_that_goes_down_changes_nothing(edited: Edited) -> No
     edited.check(BOTH)
 
 
+@pytest.mark.postgres
+def test_a_rebuild_crashes_in_postgres_and_is_done_exactly_once(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+) -> None:
+    edited = on_postgres(Deployment(tmp_path, spark, COLLECTIONS), request)
+    points = ("sql.before-shadow", "postgres.after-commit", "sql.before-swap", "sql.after-swap")
+    for backfill, point in enumerate(("", *points)):
+        edited.apply((replace(ACCOUNTS, backfill=backfill), TAGS))
+        edited.append(10)
+        if point:
+            assert edited.here.run(point) == CRASHED
+            assert edited.rows(ACCOUNTS), "nobody sees it empty"
+        assert edited.here.run() == 0
+        edited.check(BOTH)
+
+
 # -------------------------------------------------------------------------------------- at random
 
 
