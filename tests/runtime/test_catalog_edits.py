@@ -250,7 +250,7 @@ def _points(edited: Edited) -> list[str]:
     return sorted(
         name
         for name in FAILPOINTS
-        if name.startswith(("leader.", f"{own}.after-", "files.", "sql."))
+        if name.startswith(("leader.", f"{own}.after-", "files.", "sql.", "rebuild."))
     )
 
 

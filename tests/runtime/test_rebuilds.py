@@ -356,7 +356,7 @@ def _check(case: Deployment, count: int, table: str = "accounts") -> None:
         "leader.after-apply-record",
         "leader.after-hint-record",
         "sqlite.after-commit",
-        "leader.after-rebuild",
+        "rebuild.complete",
         "sql.before-swap",
         "sql.after-swap",
     ],

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
-_REBUILT = failpoints.declare("leader.after-rebuild", "a shadow holds everything, unseen")
+_REBUILT = failpoints.declare("rebuild.complete", "a shadow holds everything, unseen")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
 
 
