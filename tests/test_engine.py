@@ -96,6 +96,8 @@ def test_the_jvm_is_told_how_long_a_session_lives(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert "TieredStopAtLevel=1" in told(Lifetime.SHORT)
     assert "TieredStopAtLevel" not in told(Lifetime.BATCH) + told(Lifetime.LONG)
+    assert "Tier4InvocationThreshold" in told(Lifetime.LONG)
+    assert "Tier4InvocationThreshold" not in told(Lifetime.BATCH) + told(Lifetime.SHORT)
     assert "-Xmn" in told(Lifetime.SHORT)
     assert "-Xmn" not in told(Lifetime.BATCH) + told(Lifetime.LONG)
     assert told(Lifetime.SHORT, "-Xmn1g").rindex("-Xmn1g") > told(Lifetime.SHORT).index("-Xmn")

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.runtime.control import TransactionSummary
 
 TASKS: Final = 20
+ACCOUNTS: Final = 100_000
 ROUNDS: Final = 3
 IDLE_EVENTS: Final = 100
 """Events of each task before it becomes idle."""
@@ -121,7 +122,10 @@ def measure_busy(bench: Bench) -> Report:
 
 @dataclass(slots=True)
 class TaskDeployment:
-    """Collections with a share of the events each, and a task per collection and round."""
+    """Collections with a share of the events each, and a task per collection and round.
+
+    Each has its share of the accounts, too, so that all tables together are as large as one.
+    """
 
     data: Path
     tasks: int
@@ -134,7 +138,12 @@ class TaskDeployment:
 
     def __post_init__(self) -> None:
         self.shares = tuple(
-            Events(self.events // self.tasks, self.files // self.tasks, seed=7 + number)
+            Events(
+                self.events // self.tasks,
+                self.files // self.tasks,
+                accounts=ACCOUNTS // self.tasks,
+                seed=7 + number,
+            )
             for number in range(self.tasks)
         )
 

@@ -78,8 +78,7 @@ async def _changed(store: Consensus, catalog: Catalog) -> list[MaterializationSp
     return [
         spec
         for spec in catalog.materializations
-        if not (spec.delete or spec.shards.disable)
-        and (fingerprint(spec) not in known or reads_of(spec) & changed)
+        if not spec.shards.disable and (fingerprint(spec) not in known or reads_of(spec) & changed)
     ]
 
 

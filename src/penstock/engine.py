@@ -46,6 +46,15 @@ _SHORT_YOUNG = "-Xmn128m"
 """Of what a short session makes on few cores nothing grows old: with more room, it is only found
 later."""
 
+_PATIENT_COMPILER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times the JVM's own thresholds. On few cores the optimising compiler takes a third of the CPU
+until the first transaction, for code that mostly never runs again; hot code is optimised later."""
+
 _NEXT_IMPORTS = ("pandas", "pyspark.testing.utils", "pyspark.sql.classic.dataframe")
 """The first call into the JVM imports the first two, whatever it is."""
 
@@ -319,6 +328,8 @@ def _java_options(options: EngineOptions, archive: Path) -> dict[str, str]:
             ours.append(_SHORT_YOUNG)
     if short:
         ours.append("-XX:TieredStopAtLevel=1")
+    elif options.lifetime is Lifetime.LONG and few_cores:
+        ours += _PATIENT_COMPILER  # a person's own come later, and win
     if archive.exists() and ARCHIVE_CLASSES not in theirs:
         # One that does not fit this Java and these jars is passed over by the JVM.
         ours.append(f"-XX:SharedArchiveFile={_quoted(str(archive))}")

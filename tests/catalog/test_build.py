@@ -13,11 +13,9 @@ from penstock.model.spec import (
     FieldSelection,
     FieldValues,
     Fragments,
-    FragmentStore,
     Selector,
     Shards,
     Source,
-    StorageMapping,
     fingerprint,
     from_json,
     to_json,
@@ -116,6 +114,7 @@ def test_secrets_stay_references(tmp_path: Path) -> None:
 captures:
   acme/db:
     endpoint: {connector: {image: penstock/source-postgres, config: config.yaml}}
+    shards: {disable: true}
     bindings: []
 """,
         config_yaml="password: ${env:PASSWORD}\n",
@@ -133,7 +132,6 @@ def test_every_setting_of_a_task_arrives(tmp_path: Path) -> None:
       fragments:
         compressionCodec: GZIP_OFFLOAD_DECOMPRESSION
         length: 1024
-        flushInterval: 1h 30m
         retention: 2d
 materializations:
   acme/views:
@@ -154,13 +152,11 @@ materializations:
         priority: 1
       - {resource: {table: b}, source: acme/orders, fields: {recommended: false}, disable: true}
       - {resource: {table: c}, source: acme/orders, onIncompatibleSchemaChange: disableTask}
-    shards: {minTxnDuration: 10s, logLevel: debug, count: 4, flags: {enable-runtime-v2: "true"}}
-storageMappings:
-  acme/: {stores: [{provider: LOCAL, path: /data}, {provider: S3, bucket: old, prefix: x/}]}
+    shards: {minTxnDuration: 1m 10s, logLevel: debug, count: 4}
 """,
     )
     assert catalog.collections[0].fragments == Fragments(
-        codec="GZIP", length_bytes=1024, flush_interval_s=5400, retention_s=172800
+        codec="GZIP", length_bytes=1024, retention_s=172800
     )
     task = catalog.materializations[0]
     first, second, third = task.bindings
@@ -180,20 +176,10 @@ storageMappings:
     assert second.disable
     assert third.on_incompatible == "disableTask"
     assert task.shards == Shards(
-        min_txn_s=10,
+        min_txn_s=70,
         max_txn_s=300,
         log_level="debug",
-        flags=(("enable-runtime-v2", "true"),),
         count=4,
-    )
-    assert catalog.storage == (
-        StorageMapping(
-            prefix="acme/",
-            stores=(
-                FragmentStore(provider="LOCAL", path="/data"),
-                FragmentStore(provider="S3", bucket="old", prefix="x/"),
-            ),
-        ),
     )
 
 

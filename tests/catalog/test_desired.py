@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.catalog import desired
@@ -45,8 +46,6 @@ materializations:
 tests:
   acme/test:
     - ingest: {collection: acme/orders, documents: [{id: 1, total: 0.1}]}
-storageMappings:
-  acme/: {stores: [{provider: LOCAL, path: /somewhere}]}
 """
 
 
@@ -75,7 +74,6 @@ async def test_what_was_applied_is_loaded(store: Consensus, tmp_path: Path) -> N
         ("added", "collection", "acme/orders"),
         ("added", "materialization", "acme/out"),
         ("added", "test", "acme/test"),
-        ("added", "storage mapping", "acme/"),
     ]
     assert await desired.load(store) == catalog
     template = load_catalog([TEMPLATE], environ={})
@@ -149,9 +147,8 @@ async def test_every_objection_is_told_and_nothing_is_changed(
         "the catalog cannot be applied",
         "  collection acme/orders: has 11 documents",
         "  materialization acme/out: has 8 documents",
-        "  storage mapping acme/: has 5 documents",
     ]
-    assert len(asked) == 4
+    assert len(asked) == 3
     assert await store.head(CATALOG_KEY, fresh=True) is None
 
 
@@ -202,10 +199,19 @@ async def test_a_log_that_has_rolled_up_is_loaded(store: Consensus, tmp_path: Pa
     [
         Desired(),
         Desired(
-            version=3, specs={(DefinitionKind.TEST, "a"): "{}", (DefinitionKind.STORAGE, ""): ""}
+            version=3, specs={(DefinitionKind.TEST, "a"): "{}", (DefinitionKind.CAPTURE, ""): ""}
         ),
     ],
 )
 def test_a_state_survives_its_encoding(state: Desired) -> None:
     machine = DesiredMachine()
     assert machine.decode_state(machine.encode_state(state), machine.format, 0) == state
+
+
+def test_storage_mappings_that_an_older_release_recorded_are_left_out() -> None:
+    machine, encode = DesiredMachine(), msgspec.msgpack.encode
+    recorded = [("test", "a", "{}"), ("storage mapping", "acme/", "{}")]
+    state = machine.decode_state(encode((3, recorded)), machine.format, 0)
+    assert state == Desired(version=3, specs={(DefinitionKind.TEST, "a"): "{}"})
+    edit = machine.decode_diff(encode((3, recorded, [("storage mapping", "x/")])), machine.format)
+    assert (list(edit.put), edit.remove) == ([(DefinitionKind.TEST, "a")], ())

@@ -10,9 +10,7 @@ from penstock.catalog.evolution import changed_migrations
 from penstock.model.spec import CollectionSpec, DerivationSpec, Frozen, Shards
 
 
-def derived(
-    *migrations: str, using: Literal["sqlite", "spark"] = "sqlite", delete: bool = False
-) -> CollectionSpec:
+def derived(*migrations: str, using: Literal["sqlite", "spark"] = "sqlite") -> CollectionSpec:
     schema = Frozen({"type": "object"})
     return CollectionSpec(
         name="acme/stock",
@@ -27,7 +25,6 @@ def derived(
             shards=Shards(max_txn_s=1),
             migrations=migrations,
         ),
-        delete=delete,
     )
 
 
@@ -47,7 +44,6 @@ def derived(
             ["migration 1 was removed", "migration 2 was removed"],
             id="another language",
         ),
-        pytest.param(derived(delete=True), [], id="the collection goes"),
     ],
 )
 def test_what_was_applied_stays_as_it_was(after: CollectionSpec, wrong: list[str]) -> None:

@@ -33,7 +33,7 @@ CATALOG: dict[str, Any] = json.loads("""
         "$defs": {"id": {"type": "integer", "default": 0}}
       },
       "projections": {"region": {"location": "/region", "partition": true}, "t": "/total"},
-      "journals": {"fragments": {"length": 1000, "flushInterval": "1h"}}
+      "journals": {"fragments": {"length": 1000, "retention": "1h"}}
     },
     "a/totals": {
       "key": ["/id"],
@@ -58,8 +58,7 @@ CATALOG: dict[str, Any] = json.loads("""
   "captures": {
     "a/in": {
       "endpoint": {"connector": {"image": "i", "config": {"password": "${env:P}"}}},
-      "bindings": [{"resource": {"path": "p"}, "target": "a/orders"}],
-      "autoDiscover": {"addNewBindings": true}
+      "bindings": [{"resource": {"path": "p"}, "target": "a/orders"}]
     }
   },
   "materializations": {
@@ -80,8 +79,7 @@ CATALOG: dict[str, Any] = json.loads("""
   "tests": {
     "t": [{"ingest": {"collection": "a/orders", "documents": [{"id": 1, "region": "eu"}]}}],
     "u": {"steps": [{"verify": {"collection": {"name": "a/orders"}, "documents": []}}]}
-  },
-  "storageMappings": {"a/": {"stores": [{"provider": "S3", "bucket": "b"}]}}
+  }
 }
 """)
 

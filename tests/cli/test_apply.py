@@ -106,7 +106,7 @@ captures:
 materializations:
   acme/lake:
     endpoint: {local: {command: [./lake]}}
-    bindings: []
+    bindings: [{resource: {table: orders}, source: acme/orders}]
 """
 )
 

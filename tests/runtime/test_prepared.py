@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -15,10 +16,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from penstock.native.collect import collect_batches
-from penstock.native.direct import SmallFrame
+from penstock.native.collect import LentFrame, collect_batches
 from penstock.runtime import prepared
-from penstock.runtime.prepared import QUERIES_MAX, SLOT_BYTES, Queries, padded, slot_bytes
+from penstock.runtime.prepared import (
+    ALIKE_MAX,
+    QUERIES_MAX,
+    SLOT_BYTES,
+    Queries,
+    close_queries,
+    open_queries,
+    padded,
+    slot_bytes,
+)
 
 pa: Any = pyarrow
 
@@ -43,7 +52,7 @@ def counted(frames: Mapping[int, DataFrame]) -> DataFrame:
     return parts[0] if len(parts) == 1 else parts[0].union(parts[1]).coalesce(1)
 
 
-def collected(frame: DataFrame | SmallFrame) -> pyarrow.Table:
+def collected(frame: LentFrame) -> pyarrow.Table:
     with collect_batches(frame) as batches:
         kept = list(batches)
     table: pyarrow.Table = pa.Table.from_batches(kept, None if kept else pa.schema([]))
@@ -65,7 +74,7 @@ def test_a_query_runs_on_the_rows_that_it_is_given_and_is_planned_once(
         return counted(frames)
 
     def collect(*pairs: tuple[int, str | None]) -> list[tuple[object, ...]]:
-        return found(collected(queries.frame({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a")))
+        return found(collected(queries.lend({0: rows(*pairs)}, {0: SCHEMA}, combined, key="a")))
 
     assert collect((1, "a"), (1, "b"), (2, None)) == [(1, 2, "b"), (2, 1, None)]
     assert collect((3, "c")) == [(3, 1, "c")]
@@ -85,9 +94,80 @@ def test_a_query_with_an_exchange_is_planned_every_time(
         return frames[0].groupBy("key").agg(f.count("*").alias("n"))
 
     for key in (1, 2, 3):
-        frame = queries.frame({0: rows((key, "a"))}, {0: SCHEMA}, grouped, key="a")
+        frame = queries.lend({0: rows((key, "a"))}, {0: SCHEMA}, grouped, key="a")
         assert found(collected(frame)) == [(key, 1)]
-    assert len(list(tmp_path.iterdir())) == 1, "files of earlier ones are removed"
+    assert list(tmp_path.iterdir()) == [], "files of earlier ones are removed"
+
+
+@pytest.mark.spark
+def test_tasks_that_run_at_the_same_time_share_few_queries(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the answer to its own rows, whoever ran the query before."""
+    monkeypatch.setattr(prepared, "WAIT_S", 60.0)  # on a machine that does much else
+    queries, planned, wrong = Queries(spark, tmp_path), [], []
+
+    def combined(frames: Mapping[int, DataFrame]) -> DataFrame:
+        planned.append(1)
+        return counted(frames)
+
+    def run(task: int) -> None:
+        for turn in range(5):
+            key = 100 * task + turn
+            lent = queries.lend({0: rows((key, "a"))}, {0: SCHEMA}, combined, key="alike")
+            if found(collected(lent)) != [(key, 1, "a")]:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=run, args=[task]) for task in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert 1 <= len(planned) <= ALIKE_MAX
+
+
+@pytest.mark.spark
+def test_a_query_that_failed_is_not_lent_again(spark: SparkSession, tmp_path: Path) -> None:
+    queries, planned = Queries(spark, tmp_path), []
+
+    def combined(frames: Mapping[int, DataFrame]) -> DataFrame:
+        planned.append(1)
+        return counted(frames)
+
+    for attempt in range(3):
+        lent = queries.lend({0: rows((1, "a"))}, {0: SCHEMA}, combined, key="a")
+        with pytest.raises(RuntimeError, match="stop"), lent:
+            raise RuntimeError("stop")
+        assert len(planned) == attempt + 1
+    assert found(collected(queries.lend({0: rows((1, "a"))}, {0: SCHEMA}, combined, key="a")))
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.spark
+def test_frames_with_other_schemas_are_other_queries(spark: SparkSession, tmp_path: Path) -> None:
+    queries = Queries(spark, tmp_path)
+    wider = t.StructType([*SCHEMA.fields, t.StructField("more", t.LongType())])
+    for schema in (SCHEMA, wider, SCHEMA):
+        lent = queries.lend({0: rows((1, "a"))}, {0: schema}, lambda given: given[0], key="a")
+        assert len(collected(lent).column_names) == len(schema.fields)
+
+
+@pytest.mark.spark
+def test_tasks_of_a_process_have_the_same_queries_until_the_last_has_ended(
+    spark: SparkSession,
+) -> None:
+    one, other = open_queries(spark), open_queries(spark)
+    assert one is other
+    assert found(collected(one.lend({0: rows((1, "a"))}, {0: SCHEMA}, counted, key="a")))
+    directory = one._directory
+    close_queries(one)
+    assert list(directory.iterdir())
+    close_queries(other)
+    assert not directory.exists()
+    again = open_queries(spark)
+    assert again is not one
+    close_queries(again)
 
 
 @pytest.mark.spark
@@ -96,7 +176,7 @@ def test_several_bindings_are_one_query(spark: SparkSession, tmp_path: Path) -> 
     schemas = {0: SCHEMA, 4: SCHEMA}
     for turn in range(3):
         given_ = {0: rows((turn, "a")), 4: rows((turn, "b"), (9, "c"))}
-        answer = found(collected(queries.frame(given_, schemas, counted, key="both")))
+        answer = found(collected(queries.lend(given_, schemas, counted, key="both")))
         assert answer == sorted([(turn, 1, "a"), (turn, 1, "b"), (9, 1, "c")])
 
 
@@ -105,7 +185,7 @@ def test_more_rows_than_a_slot_holds_get_a_larger_one(spark: SparkSession, tmp_p
     queries = Queries(spark, tmp_path)
     few, many = rows((1, "a")), rows(*((n, "y" * 100) for n in range(2_000)))
     for table, want in ((few, 1), (many, 2_000), (few, 1), (many, 2_000)):
-        answer = collected(queries.frame({0: table}, {0: SCHEMA}, counted, key="a"))
+        answer = collected(queries.lend({0: table}, {0: SCHEMA}, counted, key="a"))
         assert answer.num_rows == want
     assert sorted(p.stat().st_size for p in tmp_path.glob("*.parquet")) == [
         SLOT_BYTES,
@@ -121,7 +201,7 @@ def test_queries_that_were_not_used_for_long_are_forgotten(
     queries = Queries(spark, tmp_path)
     for key in ("a", "b", "a", "c", "b", "a"):
         assert found(
-            collected(queries.frame({0: rows((1, key))}, {0: SCHEMA}, counted, key=key))
+            collected(queries.lend({0: rows((1, key))}, {0: SCHEMA}, counted, key=key))
         ) == [(1, 1, key)]
         assert len(list(tmp_path.glob("*.parquet"))) <= 2
     assert QUERIES_MAX > 2
@@ -157,9 +237,7 @@ def test_nested_columns_and_names_with_dots_survive(spark: SparkSession, tmp_pat
             {"a.b": None, "in": None, "map": None, "raw": None, "yes": None, "flags": None},
         ]  # fmt: skip
         table = pa.Table.from_pylist(made, kinds)
-        answer = collected(
-            queries.frame({0: table}, {0: schema}, lambda frames: frames[0], key="a")
-        )
+        answer = collected(queries.lend({0: table}, {0: schema}, lambda frames: frames[0], key="a"))
         assert answer.to_pylist() == table.to_pylist()
 
 

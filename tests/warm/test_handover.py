@@ -73,6 +73,19 @@ def test_a_command_runs_elsewhere_and_prints_here(place: Place, host: Host) -> N
     assert host.handed_over() == before + 1
 
 
+def test_apply_is_handed_over_from_any_directory(place: Place, host: Host, tmp_path: Path) -> None:
+    """It needs no Spark, whose tasks would see another one."""
+    before = host.handed_over()
+    done = place.run("apply", "catalog.yaml")
+    assert done.returncode == 0, done.stderr
+    assert host.handed_over() == before + 1
+    catalog, data = str(place.directory / "catalog.yaml"), str(place.directory / ".penstock")
+    done = place.run("apply", catalog, "--data", data, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert STARTS not in done.stderr
+    assert host.handed_over() == before + 2
+
+
 def test_own_spark_runs_it_here(place: Place, host: Host) -> None:
     before = host.handed_over()
     done = place.run("read", "acme/events", "--own-spark")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
 from penstock.catalog import reading
 from penstock.catalog.collection import build_collection
@@ -23,19 +23,19 @@ from penstock.catalog.grammar import CATALOG
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.scope import Scope
-from penstock.catalog.tasks import build_capture, build_materialization, check_shared
+from penstock.catalog.targets import check_listeners, check_targets
+from penstock.catalog.tasks import build_capture, build_materialization
 from penstock.errors import UserError
 from penstock.model.observed import Observed
-from penstock.model.spec import Catalog, FragmentStore, StorageMapping
+from penstock.model.spec import Catalog
 from penstock.runtime.ops import OPS
 
-_PROVIDERS: tuple[Literal["S3", "GCS", "AZURE", "LOCAL"], ...] = ("S3", "GCS", "AZURE", "LOCAL")
+_T = TypeVar("_T")
 _KINDS = {
     "collections": "collection",
     "captures": "capture",
     "materializations": "materialization",
     "tests": "test",
-    "storageMappings": "storage mapping",
 }
 
 
@@ -82,7 +82,8 @@ def build_catalog(
     _check_names(scope)
     catalog = _build(scope, environ, inferred or {})
     if connectors is not None:
-        check_shared(catalog.materializations, scope, connectors)
+        check_listeners(catalog.captures, scope, connectors)
+        check_targets(catalog.materializations, scope, connectors)
     return BuildResult(
         catalog=catalog,
         diagnostics=tuple(diagnostics),
@@ -192,17 +193,19 @@ def _build(
             scope.collections[name] = known
     collections = []
     for name, node in scope.defined["collections"].items():
-        derive = node.get("derive")
+        derive, deleted = node.get("derive"), reading.flag(node, "delete")
         target = scope.collections.get(name)
-        derivation = build_derivation(derive, target, scope, environ) if derive else None
-        if target is not None:
+        derivation = (
+            build_derivation(derive, target, scope, environ, deleted=deleted) if derive else None
+        )
+        if target is not None and not deleted:
             collections.append(dataclasses.replace(target.spec, derivation=derivation))
     captures = [
-        build_capture(name, node, scope, environ)
+        (node, build_capture(name, node, scope, environ))
         for name, node in scope.defined["captures"].items()
     ]
     materializations = [
-        build_materialization(name, node, scope, environ)
+        (node, build_materialization(name, node, scope, environ))
         for name, node in scope.defined["materializations"].items()
     ]
     tests = [
@@ -212,30 +215,12 @@ def _build(
     ]
     return Catalog(
         collections=tuple(sorted(collections, key=lambda c: c.name)),
-        captures=tuple(sorted((c for c in captures if c), key=lambda c: c.name)),
-        materializations=tuple(sorted((m for m in materializations if m), key=lambda m: m.name)),
+        captures=tuple(sorted(_kept(captures), key=lambda c: c.name)),
+        materializations=tuple(sorted(_kept(materializations), key=lambda m: m.name)),
         tests=tuple(sorted(tests, key=lambda t: t.name)),
-        storage=tuple(_storage(scope)),
     )
 
 
-def _storage(scope: Scope) -> Iterator[StorageMapping]:
-    for prefix, node in sorted(scope.defined["storageMappings"].items()):
-        stores = node.get("stores")
-        yield StorageMapping(
-            prefix=prefix,
-            stores=tuple(_store(store, scope) for store in (stores.items if stores else ())),
-        )
-
-
-def _store(node: Node, scope: Scope) -> FragmentStore:
-    provider = reading.word(node, "provider", _PROVIDERS, _PROVIDERS[-1])
-    needed = "path" if provider == "LOCAL" else "bucket"
-    if "provider" in node.members and needed not in node.members:
-        scope.sources.error(node, "E-REQUIRED", f'{provider} stores need "{needed}"')
-    return FragmentStore(
-        provider=provider,
-        bucket=node.text_of("bucket"),
-        prefix=node.text_of("prefix") or "",
-        path=node.text_of("path"),
-    )
+def _kept(built: Sequence[tuple[Node, _T | None]]) -> list[_T]:
+    """Return what could be built, without definitions that are to be removed."""
+    return [spec for node, spec in built if spec is not None and not reading.flag(node, "delete")]

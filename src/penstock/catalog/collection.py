@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.catalog import reading
+from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.catalog.schema_bundle import (
@@ -18,6 +19,7 @@ from penstock.catalog.schema_bundle import (
 from penstock.catalog.scope import Known, check_key
 from penstock.journal.names import SEGMENT_BYTES_MAX, encode_value
 from penstock.model import pointer as pointers
+from penstock.model.columns import UUID_LOCATION, Column, Kind, column_at, columns, member_at
 from penstock.model.infer import infer
 from penstock.model.schema import CompiledSchema
 from penstock.model.schema_check import check_schema
@@ -29,7 +31,6 @@ FIELDS_MAX = 10_000
 
 DOCUMENT_FIELD = "flow_document"
 PUBLISHED_FIELD = "flow_published_at"
-UUID_LOCATION = "/_meta/uuid"
 
 _SHAPELESS = ("E-SCHEMA", "E-SCHEMA-REF", "E-ROOT", "E-IMPOSSIBLE", "E-SPARK-TYPE")
 _MAY_FOLLOW = ("E-ROOT", "E-REDUCE-PARENT")
@@ -56,10 +57,8 @@ def build_collection(
         write_schema=Frozen(write.value),
         read_schema=Frozen(read.value),
         reads_inferred=read.uses_inferred,
-        fields=_fields(node.get("projections"), shape, sources),
+        fields=_fields(node.get("projections"), key, shape, sources),
         fragments=_fragments(node),
-        reset=reading.flag(node, "reset"),
-        delete=reading.flag(node, "delete"),
     )
     return Known(spec, shape, CompiledSchema(write.value))
 
@@ -125,8 +124,13 @@ def _is_sound(schema: BuiltSchema, key: tuple[str, ...], sources: Sources) -> bo
     return not schema.broken and not any(p.code in _SHAPELESS for p in problems)
 
 
-def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[Field, ...]:
-    """Return every location that the schema names, and the projections of the catalog."""
+def _fields(
+    projections: Node | None, key: tuple[str, ...], shape: Shape, sources: Sources
+) -> tuple[Field, ...]:
+    """Return every location that the schema names, and the projections of the catalog.
+
+    A projection may have the name that a location has by itself; that one has no name then.
+    """
     fields = {
         DOCUMENT_FIELD: Field(name=DOCUMENT_FIELD, location=""),
         PUBLISHED_FIELD: Field(name=PUBLISHED_FIELD, location=UUID_LOCATION),
@@ -136,10 +140,16 @@ def _fields(projections: Node | None, shape: Shape, sources: Sources) -> tuple[F
             break
         field = Field(name=location[1:], location=location)
         fields.setdefault(field.name, field)
+    layout = columns(shape)
+    hidden: list[tuple[Field, Node]] = []
     for name, node in projections.members.items() if projections else ():
-        declared = _projection(name, node, fields, shape, sources)
-        if declared is not None:
-            fields[name] = declared
+        declared = _projection(name, node, fields, shape, layout, sources)
+        if declared is None:
+            continue
+        if name in fields and fields[name].location != declared.location:
+            hidden.append((fields[name], node))
+        fields[name] = declared
+    _check_hidden(hidden, key, fields, sources)
     _warn_about_case(projections, fields, sources)
     return tuple(sorted(fields.values(), key=lambda f: f.name))
 
@@ -158,26 +168,35 @@ def _named_locations(shape: Shape, at: str, depth: int) -> Iterator[str]:
 
 
 def _projection(
-    name: str, node: Node, fields: dict[str, Field], shape: Shape, sources: Sources
+    name: str,
+    node: Node,
+    fields: dict[str, Field],
+    shape: Shape,
+    layout: Column,
+    sources: Sources,
 ) -> Field | None:
     at = node if node.text is not None else node.get("location")
     location = at.text if at else None
     if at is None or location is None or not location.startswith("/"):
         return None
     known = fields.get(name)
-    if known is not None and known.location != location:
-        sources.error(
-            at,
-            "E-FIELD",
-            f'field "{name}" already names {known.location or "the document"}; '
-            f"it cannot name {location}",
-            hint="choose another name",
-        )
+    if known is not None and name in (DOCUMENT_FIELD, PUBLISHED_FIELD):
+        names = "the document" if name == DOCUMENT_FIELD else "the time of publication"
+        message = f'field "{name}" names {names}; it cannot name {location}'
+        sources.error(at, "E-FIELD", message, hint="choose another name")
         return None
     found, _ = locate(shape, location)
     if found.impossible:
         sources.error(at, "E-FIELD", f"no document has {location}: the schema forbids it")
         return None
+    if location == UUID_LOCATION:
+        message = f"{location} becomes no column: only lambdas can read it"
+        sources.error(at, "W-FIELD", message, hint=f"as ${name}, or as ${PUBLISHED_FIELD}")
+    elif column_at(layout, location, declared=True) is None:
+        hint = "remove the projection, or declare another type in the schema"
+        sources.error(at, "E-FIELD", f"{location} is null in all documents", hint=hint)
+        return None
+    _warn_about_unknown(at, location, layout, sources)
     partition = reading.flag(node, "partition")
     if partition:
         check_key(at, f'partition field "{name}" ({location})', location, shape, sources)
@@ -189,6 +208,45 @@ def _projection(
                 hint=f"at most {SEGMENT_BYTES_MAX // 2} bytes; letters beyond ASCII count more",
             )
     return Field(name=name, location=location, declared=True, partition=partition)
+
+
+def _warn_about_unknown(at: Node, location: str, layout: Column, sources: Sources) -> None:
+    """Warn of a location that the schema allows, and does not name: it may be a typing mistake."""
+    column: Column | None = layout
+    above = ""
+    for token in pointers.parse(location):
+        if column is None or location == UUID_LOCATION:
+            return
+        names = [member.name for member in column.members]
+        if column.kind is Kind.STRUCT and token not in names:
+            where = f"the schema of {above}" if above else "the schema"
+            message = f'{where} does not name "{token}": its values are kept as JSON text'
+            hint = did_you_mean(token, names, "add it to properties, with its type")
+            sources.error(at, "W-FIELD", message, hint=hint)
+            return
+        above = pointers.child(above, token)
+        column = member_at(column, token)
+
+
+def _check_hidden(
+    hidden: list[tuple[Field, Node]],
+    key: tuple[str, ...],
+    fields: dict[str, Field],
+    sources: Sources,
+) -> None:
+    """Report locations that have no field any more, because a projection has their name."""
+    named = {field.location for field in fields.values()}
+    for field, node in hidden:
+        if field.location in named:
+            continue
+        is_key = field.location in key
+        sources.error(
+            node,
+            "E-FIELD" if is_key else "W-FIELD",
+            f"{'key ' if is_key else ''}{field.location} has no field, and becomes no column: "
+            f'this projection has its name, "{field.name}"',
+            hint=f"give it another name, as in projections: {{{field.name}_: {field.location}}}",
+        )
 
 
 def _warn_about_case(projections: Node | None, fields: dict[str, Field], sources: Sources) -> None:
@@ -214,6 +272,5 @@ def _fragments(node: Node) -> Fragments:
     return Fragments(
         codec=next((c for c in ("NONE", "GZIP", "ZSTANDARD", "SNAPPY") if c == codec), None),
         length_bytes=reading.whole(fragments, "length", None),
-        flush_interval_s=reading.seconds(fragments, "flushInterval", None),
         retention_s=reading.seconds(fragments, "retention", None),
     )

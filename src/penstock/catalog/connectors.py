@@ -14,9 +14,11 @@ from penstock.catalog import reading
 from penstock.catalog.diagnostics import nearest
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
+from penstock.errors import UserError
 from penstock.model.config_schema import ConfigSchema, ConnectorSchemas
-from penstock.model.json_order import Json
-from penstock.model.spec import Endpoint
+from penstock.model.schema_check import check_schema
+from penstock.model.spec import SECRET_REFERENCE, Endpoint
+from penstock.runtime.connector.materialize import FieldVerdict, Materialization, TargetField
 
 TaskKind: TypeAlias = Literal["capture", "derivation", "materialization"]
 
@@ -36,12 +38,32 @@ class Connectors(Protocol):
         """Return what an endpoint that is no connector's accepts; None if that is anything."""
         ...
 
-    def locate(self, endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
-        """Return what tells a resource from all others; None if that is not known here.
-
-        Raises `UserError` if the endpoint cannot have such a resource.
-        """
+    def refusal(self, kind: str, endpoint: Endpoint) -> UserError | None:
+        """Return why the connector of an endpoint cannot be made; None if it can."""
         ...
+
+    def materialization(self, endpoint: Endpoint, task: str) -> Materialization | None:
+        """Make the connector of a materialization; None if its configuration does not suffice."""
+        ...
+
+    def verdicts(
+        self, connector: Materialization, fields: Sequence[TargetField], *, delta_updates: bool
+    ) -> Mapping[str, FieldVerdict]:
+        """Return what a connector says of fields, without asking its endpoint."""
+        ...
+
+
+def schemas_of(
+    kind: TaskKind, endpoint: Node | None, connectors: Connectors | None
+) -> ConnectorSchemas | None:
+    """Return what the connector of an endpoint accepts; None if there is none, or it is unknown."""
+    if endpoint is None or connectors is None or len(endpoint.members) != 1:
+        return None
+    (name,) = endpoint.members
+    connector = endpoint.get("connector")
+    if connector is None:
+        return connectors.endpoint_schemas(kind, name)
+    return connectors.schemas(kind, connector.text_of("image") or "")
 
 
 def check_endpoint(
@@ -115,36 +137,97 @@ def _instead(kind: TaskKind, images: Sequence[str]) -> str:
 
 def _unknown_image(kind: TaskKind, image: Node, connectors: Connectors, sources: Sources) -> None:
     images = connectors.images(kind)
-    close = nearest(image.text or "", images)
+    close = _meant(image.text or "", images)
     instead = _instead(kind, images)
+    other = "capture" if kind == "materialization" else "materialization"
+    known = kind != "derivation" and connectors.schemas(other, image.text or "") is not None
     sources.error(
         image,
         "E-CONN-IMAGE",
-        f'there is no connector "{image.text}" for a {kind}',
-        hint=f'did you mean "{close[0]}"?\n{instead}' if close else instead,
+        f'"{image.text}" is a connector for a {other}, not for a {kind}'
+        if known
+        else f'there is no connector "{image.text}" for a {kind}',
+        hint=f'did you mean "{close}"?\n{instead}' if close else instead,
     )
+
+
+def _meant(image: str, images: Sequence[str]) -> str | None:
+    """Return the image that was meant: one spelled alike, or with the word that was given."""
+    protocols = [each.removesuffix("…") for each in images if each.endswith("…")]
+    given, separator, package = image.partition(":" if ":" in image.split("/")[0] else "/")
+    if separator and package and (protocol := nearest(f"{given}:", protocols)):
+        return protocol[0] + package.split(":")[0]
+    word = image.rsplit("/", 1)[-1].split(":")[0].lower()
+    close = nearest(image, images) or [each for each in images if word and word in each]
+    return close[0] if close else None
 
 
 def _check_config(connector: Node, schema: ConfigSchema, sources: Sources) -> None:
     """Check a configuration where it is written: in the catalog, or in a file of its own."""
     given = connector.get("config")
-    if given is None:
-        for problem in schema.problems({}):
-            message = f"config: {problem.message}"
-            sources.error(connector, problem.code, message, hint=problem.hint, at=connector.key_at)
-        return
-    target = sources.follow(given)
-    if target is None or (target.node is given and not isinstance(given.value, Mapping)):
+    target = sources.follow(given) if given else None
+    if given and (
+        target is None or (target.node is given and not isinstance(given.value, Mapping))
+    ):
         return  # the grammar reports what is neither a mapping nor a file
-    report(target.node, schema, sources)
+    _report_config(target.node if target else None, connector, schema, sources)
+
+
+def _report_config(
+    config: Node | None, endpoint: Node, schema: ConfigSchema, sources: Sources
+) -> None:
+    if config is not None:
+        report(config, schema, sources)
+        return
+    for problem in schema.problems({}):
+        message = f"config: {problem.message}"
+        sources.error(endpoint, problem.code, message, hint=problem.hint, at=endpoint.key_at)
 
 
 def report(given: Node, schema: ConfigSchema, sources: Sources) -> None:
     """Report everything about a value that its schema does not allow."""
+    if given.pointer and not isinstance(given.value, Mapping):
+        return  # reported by the grammar
     for problem in schema.problems(given.plain()):
         node = given.closest(problem.pointer)
         at = node.key_at if problem.message.startswith("unknown key") else node.at
         sources.error(node, problem.code, problem.message, hint=problem.hint, at=at)
+
+
+def check_made(
+    kind: TaskKind,
+    endpoint: Node | None,
+    spec: Endpoint | None,
+    sources: Sources,
+    connectors: Connectors | None,
+) -> None:
+    """Report a configuration that fits its schema, and that its connector refuses all the same."""
+    schemas = schemas_of(kind, endpoint, connectors)
+    if endpoint is None or spec is None or schemas is None or connectors is None:
+        return
+    if SECRET_REFERENCE.search(spec.config.text):
+        return  # what they stand for is only known where the task runs
+    (inner,) = endpoint.members.values()
+    if spec.kind != "python" and schemas.config.problems(spec.config.value):
+        return  # reported already
+    refused = connectors.refusal(kind, spec)
+    if refused is not None:
+        message = f"{refused.what}: {refused.why}" if refused.why else refused.what
+        image = inner.get("image")
+        of_package = image is not None and ":" in (image.text or "")
+        at = (image if of_package else inner.get("config")) or inner
+        sources.error(at, "E-CONFIG", message, hint=refused.fix, at=at.key_at)
+
+
+def check_own_schema(config: Node | None, schema: Node, module: Node, sources: Sources) -> None:
+    """Compare the configuration of a module with the schema that is given for it."""
+    plain = schema.plain()
+    wrong = [p for p in check_schema(plain) if p.code in ("E-SCHEMA", "E-SCHEMA-REF")]
+    for problem in wrong:
+        node = schema.closest(problem.pointer)
+        sources.error(node, problem.code, problem.message, hint=problem.hint, at=node.key_at)
+    if not wrong and isinstance(plain, dict):
+        _report_config(config, module, ConfigSchema.of(plain), sources)
 
 
 def check_followed(

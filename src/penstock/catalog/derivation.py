@@ -18,7 +18,7 @@ from penstock.model.json_order import ABSENT
 from penstock.model.shape import locate
 from penstock.model.spec import DerivationSpec, Source, Transform
 from penstock.runtime.derive.mistakes import Mistake
-from penstock.runtime.derive.python_code import check, code_of
+from penstock.runtime.derive.python_code import check, code_of, find_class
 from penstock.runtime.derive.python_names import method_name
 from penstock.runtime.derive.sqlite_code import check_parameters
 
@@ -55,11 +55,16 @@ class _Draft:
 
 
 def build_derivation(
-    node: Node, target: Known | None, scope: Scope, environ: Mapping[str, str] | None
+    node: Node,
+    target: Known | None,
+    scope: Scope,
+    environ: Mapping[str, str] | None,
+    *,
+    deleted: bool = False,
 ) -> DerivationSpec | None:
     """Build the `derive` stanza of a collection; None if it names no supported engine.
 
-    `target` is the collection, None if it could not be built.
+    `target` is the collection, None if it could not be built; `deleted` if it is to be removed.
     """
     using = node.get("using")
     engine = next((e for e in _ENGINES if using and e in using.members), None)
@@ -71,7 +76,7 @@ def build_derivation(
     ]
     _check_names(drafts, scope)
     key_types = _agreed_types(node.get("shuffleKeyTypes"), drafts, scope)
-    disabled = never_runs(node) or (target is not None and target.spec.delete)
+    disabled = never_runs(node) or deleted
     if not disabled:
         _check_enabled(transforms_node, scope)
     if engine in ("local", "connector"):
@@ -89,7 +94,8 @@ def build_derivation(
     files = _project_files(inner, scope) if engine == "python" else {}
     if engine == "python":
         module = inner.get("module")
-        _check_module(scope.sources.code(module) if module else None, files, inner, drafts, scope)
+        code = scope.sources.code(module) if module else None
+        _check_module(code, files, inner, drafts, node.get("shards"), scope)
     return DerivationSpec(
         using=engine,
         transforms=tuple(_transform(d, d.source) for d in drafts if d.source),
@@ -97,7 +103,7 @@ def build_derivation(
         migrations=tuple(block.text for block in migrations),
         views=reading.text_pairs(inner.get("views")),
         nonlinear=inner.text_of("nonlinear") == "allow",
-        endpoint=build_endpoint(using, scope, environ),
+        endpoint=build_endpoint("derivation", using, scope, environ),
         files=tuple((path, file.text) for path, file in files.items()),
         dependencies=_dependencies(inner.get("dependencies")),
         batch=reading.flag(inner, "batch"),
@@ -301,6 +307,7 @@ def _check_module(
     files: Mapping[str, Code],
     python: Node,
     drafts: Sequence[_Draft],
+    shards: Node | None,
     scope: Scope,
 ) -> None:
     """Find mistakes in Python here, rather than in a worker, without running any of it."""
@@ -318,6 +325,12 @@ def _check_module(
         if methods.setdefault(name, draft.name) != draft.name:
             message = f'transforms "{methods[name]}" and "{draft.name}" have one method, {name}'
             scope.sources.error(draft.node, "E-DUP", message, hint="rename one of them")
+    found = find_class(code)
+    count = shards.get("count") if shards else None
+    if found and found.persists and count and isinstance(count.value, int) and count.value > 1:
+        message = f"it keeps one state for all documents, and cannot have {count.value} shards"
+        hint = "set count: 1, or keep state by key in self.keyed"
+        scope.sources.error(count, "E-CANNOT-RUN", message, hint=hint)
     for file, mistake in check(code, [(draft, name) for name, draft in methods.items()]):
         text = module if file.path is None else files[file.path]
         if text is not None:

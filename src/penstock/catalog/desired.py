@@ -34,7 +34,6 @@ from penstock.model.spec import (
     CatalogTest,
     CollectionSpec,
     MaterializationSpec,
-    StorageMapping,
     fingerprint,
     from_json,
     to_json,
@@ -44,7 +43,7 @@ CATALOG_KEY: Final = "catalog/main"
 
 _REGISTERED_AT_ONCE: Final = 64
 
-Spec = CollectionSpec | CaptureSpec | MaterializationSpec | CatalogTest | StorageMapping
+Spec = CollectionSpec | CaptureSpec | MaterializationSpec | CatalogTest
 
 
 class DefinitionKind(enum.Enum):
@@ -54,7 +53,6 @@ class DefinitionKind(enum.Enum):
     CAPTURE = "capture"
     MATERIALIZATION = "materialization"
     TEST = "test"
-    STORAGE = "storage mapping"
 
 
 _SPECS: Final[Mapping[DefinitionKind, type[Spec]]] = {
@@ -62,7 +60,6 @@ _SPECS: Final[Mapping[DefinitionKind, type[Spec]]] = {
     DefinitionKind.CAPTURE: CaptureSpec,
     DefinitionKind.MATERIALIZATION: MaterializationSpec,
     DefinitionKind.TEST: CatalogTest,
-    DefinitionKind.STORAGE: StorageMapping,
 }
 
 Name = tuple[DefinitionKind, str]
@@ -88,7 +85,6 @@ class Desired:
             captures=all_of(DefinitionKind.CAPTURE),
             materializations=all_of(DefinitionKind.MATERIALIZATION),
             tests=all_of(DefinitionKind.TEST),
-            storage=all_of(DefinitionKind.STORAGE),
         )
 
 
@@ -239,7 +235,6 @@ def plan(state: Desired, catalog: Catalog) -> tuple[Change, ...]:
         **{(DefinitionKind.CAPTURE, spec.name): spec for spec in catalog.captures},
         **{(DefinitionKind.MATERIALIZATION, spec.name): spec for spec in catalog.materializations},
         **{(DefinitionKind.TEST, spec.name): spec for spec in catalog.tests},
-        **{(DefinitionKind.STORAGE, spec.prefix): spec for spec in catalog.storage},
     }
     changes = []
     for kind, name in sorted(wanted.keys() | state.specs.keys(), key=_by_name):
@@ -285,6 +280,8 @@ def _by_name(name: Name) -> tuple[int, str]:
 
 # --------------------------------------------------------------------------------------- the log
 
+_KINDS: Final = frozenset(kind.value for kind in DefinitionKind)
+"""Older releases recorded storage mappings too, which nothing ever read."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -311,7 +308,7 @@ class DesiredMachine:
 
     def decode_diff(self, data: bytes, format: int) -> Edit:  # noqa: A002
         version, put, remove = _decode(data)
-        removed = tuple((DefinitionKind(kind), name) for kind, name in remove)
+        removed = tuple((DefinitionKind(kind), name) for kind, name in remove if kind in _KINDS)
         return Edit(version=version, put=_specs_in(put), remove=removed)
 
     def encode_state(self, state: Desired) -> bytes:
@@ -327,4 +324,4 @@ def _specs_out(specs: Mapping[Name, str]) -> list[tuple[str, str, str]]:
 
 
 def _specs_in(specs: list[tuple[str, str, str]]) -> dict[Name, str]:
-    return {(DefinitionKind(kind), name): text for kind, name, text in specs}
+    return {(DefinitionKind(kind), name): text for kind, name, text in specs if kind in _KINDS}

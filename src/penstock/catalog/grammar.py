@@ -77,6 +77,10 @@ def _no_effect(form: Form) -> Key:
     return Key("Accepted, without effect.", form, accepted=True)
 
 
+def _unsupported(key: str, instead: str) -> Unsupported:
+    return Unsupported("E-UNSUPPORTED", f'"{key}" is not supported', instead)
+
+
 def _texts_by(what: str) -> MapOf:
     return MapOf(f"a mapping of {what} to strings", TEXT)
 
@@ -104,7 +108,7 @@ SHARDS = Key(
                 "The level of the task's log.", Choice(("error", "warn", "info", "debug", "trace"))
             ),
             "flags": Key(
-                "Feature flags.",
+                "Feature flags; those that there are hold for every task.",
                 KeyedMapping(
                     "flags",
                     {
@@ -316,7 +320,11 @@ FRAGMENTS = KeyedMapping(
     {
         "compressionCodec": Key("How files are compressed.", Choice(CODECS)),
         "length": Key("Target size of a file, in bytes.", WholeNumber(1)),
-        "flushInterval": Key("Write a file at least this often.", DURATION),
+        "flushInterval": _unsupported(
+            "flushInterval",
+            "remove it: a transaction stores its documents when it commits, and none wait for a\n"
+            "file to fill up. penstock compact joins small files",
+        ),
         "retention": Key("Drop files older than this.", DURATION),
     },
 )
@@ -344,7 +352,9 @@ COLLECTION = KeyedMapping(
             '"register" is an old form',
             "keep state with using: sqlite (migrations) or using: python",
         ),
-        "reset": Key("Start over with new journals; readers backfill.", FLAG),
+        "reset": _unsupported(
+            "reset", "give the collection another name, and fill that from the start"
+        ),
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
     },
@@ -367,13 +377,6 @@ CAPTURE_BINDING = KeyedMapping(
         "backfill": BACKFILL,
     },
 )
-AUTO_DISCOVER = KeyedMapping(
-    "autoDiscover",
-    {
-        "addNewBindings": Key("Add bindings for new resources.", FLAG),
-        "evolveIncompatibleCollections": Key("Start over if a change is incompatible.", FLAG),
-    },
-)
 CAPTURE = KeyedMapping(
     "a capture",
     {
@@ -389,9 +392,9 @@ CAPTURE = KeyedMapping(
             "Which resource fills which collection.", ListOf("a list of bindings", CAPTURE_BINDING)
         ),
         "interval": Key("Time between starts, for connectors that end.", DURATION),
-        "autoDiscover": Key(
-            "Look for new resources at start and every two hours.",
-            Either("a mapping", (Null(), AUTO_DISCOVER)),
+        "autoDiscover": _unsupported(
+            "autoDiscover",
+            "remove it, and list the bindings: penstock discover proposes those of new resources",
         ),
         "redactSalt": REDACT_SALT,
         "renamedFrom": Key(RENAMED_FROM, NAME),
@@ -430,8 +433,8 @@ MATERIALIZATION_BINDING = KeyedMapping(
         "source": _required("The collection to read.", SOURCE),
         "fields": Key("Which fields become columns.", FIELDS),
         "onIncompatibleSchemaChange": ON_INCOMPATIBLE,
-        "atLeastOnce": Key(
-            "Accept an endpoint that may see a document twice.", Choice(("accept",))
+        "atLeastOnce": _unsupported(
+            "atLeastOnce", "remove it: every connector here stores each document exactly once"
         ),
         "priority": PRIORITY,
         "disable": DISABLE,
@@ -505,7 +508,11 @@ MATERIALIZATION = KeyedMapping(
             KeyedMapping(
                 "triggers",
                 {
-                    "interval": Key("Call at most this often.", DURATION),
+                    "interval": _unsupported(
+                        "interval",
+                        "webhooks are called after every commit: shards: {minTxnDuration: 5m} "
+                        "of the task\nleaves five minutes between two",
+                    ),
                     "config": _required("The webhooks.", ListOf("a list of webhooks", TRIGGER)),
                 },
             ),
@@ -518,7 +525,7 @@ MATERIALIZATION = KeyedMapping(
     exclusive=(("source", "sourceCapture"),),
 )
 
-# --- tests, storage, and the whole ---
+# --- tests, and the whole ---
 
 DOCUMENTS = _required(
     "The documents, or a file that holds them.",
@@ -594,29 +601,6 @@ TEST = Either(
     ),
 )
 
-STORE = KeyedMapping(
-    "a store",
-    {
-        "provider": _required("The kind of store.", Choice(("S3", "GCS", "AZURE", "LOCAL"))),
-        "bucket": Key("Its bucket or container.", TEXT),
-        "prefix": Key("A path inside the bucket.", TEXT),
-        "path": Key("The directory of a LOCAL store.", TEXT),
-    },
-)
-STORAGE = KeyedMapping(
-    "a storage mapping",
-    {
-        "stores": _required(
-            "The first is written, all are read.", ListOf("a list of stores", STORE, at_least=1)
-        )
-    },
-)
-STORAGE_PREFIX = Text(
-    expected='a prefix such as "acme/", with a slash at its end',
-    pattern=rf"({_PART}/)+",
-    code="E-NAME",
-)
-
 IMPORT = Either(
     "a path, or a mapping with url",
     (
@@ -662,9 +646,10 @@ CATALOG = KeyedMapping(
             "Examples: the content of collections after given documents.",
             MapOf("a mapping of tests by name", TEST),
         ),
-        "storageMappings": Key(
-            "Where collections are stored, by prefix of their names.",
-            MapOf("a mapping of prefixes to stores", STORAGE, names=STORAGE_PREFIX),
+        "storageMappings": _unsupported(
+            "storageMappings",
+            "remove it: all collections are in the blob store of the deployment, as in\n"
+            "penstock run --blob s3://bucket/prefix",
         ),
         "npmDependencies": _old_section(
             "npmDependencies", "remove it: derivations are written in SQL or Python"

@@ -97,10 +97,23 @@ class Sources:
         if len(chain) >= IMPORT_DEPTH_MAX:
             self.error(importer, "E-IMPORT", f"imports nest deeper than {IMPORT_DEPTH_MAX} files")
             return
-        for url in _import_urls(root):
+        for url in self._import_urls(root):
             imported = self._path(url)
             if imported is not None:
                 self._load_catalog(imported, url, loaded, [*chain, path])
+
+    def _import_urls(self, root: Node) -> Iterator[Node]:
+        imports = root.get("import")
+        for item in imports.items if imports else ():
+            kind = item.text_of("contentType") or "CATALOG"
+            if kind != "CATALOG":
+                message = f"an import of {kind} is accepted, but has no effect here"
+                hint = "remove it: such files are read where the catalog names them"
+                self.error(item, "W-NO-EFFECT", message, hint=hint)
+                continue
+            url = item.get("url") or item
+            if url.text is not None:
+                yield url
 
     def _report_cycle(self, path: Path, importer: Node, chain: list[Path]) -> None:
         first = [c.resolve() for c in chain].index(path.resolve())
@@ -280,15 +293,6 @@ def _main_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     return next((path / n for n in MAIN_NAMES if (path / n).is_file()), path / MAIN_NAMES[0])
-
-
-def _import_urls(root: Node) -> Iterator[Node]:
-    imports = root.get("import")
-    for item in imports.items if imports else ():
-        url = item.get("url") or item
-        kind = item.text_of("contentType") or "CATALOG"
-        if url.text is not None and kind == "CATALOG":
-            yield url
 
 
 def _without_credentials(url: str) -> str:

@@ -11,6 +11,8 @@ from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.load import Sources
 from penstock.catalog.nodes import Node
 from penstock.model import pointer as pointers
+from penstock.model.columns import Column, Kind, columns, member_at
+from penstock.model.routing import SHARDS_MAX
 from penstock.model.schema import CompiledSchema
 from penstock.model.shape import ANY, Shape, locate
 from penstock.model.spec import (
@@ -114,7 +116,27 @@ def check_key(
             hint="declare its type in the schema" if undeclared else None,
         )
         return False
+    if (why := _why_no_column(columns(shape), pointer)) is not None:
+        message, hint = why
+        sources.error(node, "E-KEY-TYPE", f"{what} {message}", hint=hint)
+        return False
     return True
+
+
+def _why_no_column(column: Column, pointer: str) -> tuple[str, str] | None:
+    """Return why a location has no column of its own, by which Spark could tell documents apart."""
+    above = ""
+    for token in pointers.parse(pointer):
+        if column.kind is Kind.ARRAY:
+            return f"is an item of the list {above}; keys are members of objects", (
+                "have the writer put it into a member of its own"
+            )
+        inner = member_at(column, token)
+        if inner is None or token not in [member.name for member in column.members]:
+            where = f" of {above}" if above else ""
+            return f"is not named by the schema{where}", f"add {token} to properties{where}"
+        column, above = inner, pointers.child(above, token)
+    return None
 
 
 def _why_absent(shape: Shape, pointer: str) -> tuple[str, str | None]:
@@ -182,6 +204,9 @@ def _field_values(node: Node | None, known: Known | None, scope: Scope) -> tuple
     chosen = []
     for name, values in node.members.items() if node else ():
         field = _partition(name, values, known, scope)
+        if isinstance(values.value, tuple) and not values.items:
+            message = f'no value of partition "{name}" is listed'
+            scope.sources.error(values, "E-SELECTOR", message, hint="list some, or leave it out")
         scalars = [v.value for v in values.items if isinstance(v.value, bool | int | str | None)]
         if known and field:
             wanted = key_type(known.shape, field.location)
@@ -239,6 +264,13 @@ def build_shards(node: Node | None, scope: Scope, *, max_txn_s: int) -> Shards:
         log_level=reading.word(
             node, "logLevel", ("error", "warn", "info", "debug", "trace"), "info"
         ),
-        flags=reading.text_pairs(node.get("flags")),
-        count=reading.whole(node, "count", None),
+        count=_count(node, scope),
     )
+
+
+def _count(node: Node, scope: Scope) -> int | None:
+    count = reading.whole(node, "count", None)
+    if count is not None and count > SHARDS_MAX:
+        message = f"a task has between 1 and {SHARDS_MAX} shards"
+        scope.sources.error(node.members["count"], "E-TYPE", message)
+    return count

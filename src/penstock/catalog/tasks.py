@@ -6,15 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from penstock.catalog import reading
-from penstock.catalog.connectors import Connectors, check_endpoint, check_followed
+from penstock.catalog.connectors import (
+    TaskKind,
+    check_endpoint,
+    check_followed,
+    check_made,
+    check_own_schema,
+    schemas_of,
+)
 from penstock.catalog.diagnostics import did_you_mean
 from penstock.catalog.nodes import Node
+from penstock.catalog.paths import check_paths, placed, placed_text
 from penstock.catalog.scope import Known, Scope, build_shards, build_source, check_key
 from penstock.catalog.secret_references import check_references
 from penstock.errors import UserError
+from penstock.model.columns import UUID_LOCATION
+from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import canonical_json
 from penstock.model.spec import (
-    AutoDiscover,
     CaptureBinding,
     CaptureSpec,
     Endpoint,
@@ -24,6 +33,7 @@ from penstock.model.spec import (
     MaterializationBinding,
     MaterializationSpec,
     OnIncompatible,
+    Shards,
     Trigger,
     Triggers,
 )
@@ -49,7 +59,7 @@ _ON_INCOMPATIBLE: tuple[OnIncompatible, ...] = (
 
 
 def build_endpoint(
-    node: Node | None, scope: Scope, environ: Mapping[str, str] | None
+    task: TaskKind, node: Node | None, scope: Scope, environ: Mapping[str, str] | None
 ) -> Endpoint | None:
     """Build the endpoint; None where the grammar found none."""
     kind = next((k for k in _ENDPOINT_KINDS if node and k in node.members), None)
@@ -66,9 +76,15 @@ def build_endpoint(
     for value in (config.node if config else None, inner.get("env")):
         if value is not None:
             check_references(value, scope.sources, environ)
+    if schema is not None:
+        check_own_schema(config.node if config else None, schema.node, inner, scope.sources)
+    schemas = schemas_of(task, node, scope.connectors)
+    paths = schemas.config.paths if schemas else ()
+    if config is not None:
+        check_paths(config.node, paths, scope.sources, environ)
     return Endpoint(
         kind=kind,
-        config=Frozen(config.node.plain() if config else {}),
+        config=Frozen(placed(config.node, paths) if config else {}),
         image=inner.text_of("image"),
         command=reading.texts(inner.get("command")),
         env=reading.text_pairs(inner.get("env")),
@@ -88,12 +104,15 @@ def never_runs(node: Node) -> bool:
 def build_capture(
     name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> CaptureSpec | None:
-    endpoint = build_endpoint(node.get("endpoint"), scope, environ)
+    endpoint = build_endpoint("capture", node.get("endpoint"), scope, environ)
     _check_python(node.get("endpoint"), scope)
     bindings_node = node.get("bindings")
     items = bindings_node.items if bindings_node else ()
+    if bindings_node is not None and not never_runs(node):
+        _check_enabled(bindings_node, "W-DISABLED", "the capture does nothing", scope)
     bindings = [_capture_binding(item, scope) for item in items]
-    _check_resources(items, scope)
+    schemas = schemas_of("capture", node.get("endpoint"), scope.connectors)
+    _check_resources(items, scope, schemas.resource if schemas else None)
     check_endpoint(
         "capture",
         node.get("endpoint"),
@@ -102,25 +121,45 @@ def build_capture(
         scope.connectors,
         disabled=never_runs(node),
     )
+    check_made("capture", node.get("endpoint"), endpoint, scope.sources, scope.connectors)
     if endpoint is None:
         return None
-    discover = node.get("autoDiscover")
     return CaptureSpec(
         name=name,
         endpoint=endpoint,
         bindings=tuple(bindings),
         interval_s=reading.seconds(node, "interval", CAPTURE_INTERVAL_S),
-        auto_discover=AutoDiscover(
-            add_new_bindings=reading.flag(discover, "addNewBindings"),
-            evolve_incompatible_collections=reading.flag(discover, "evolveIncompatibleCollections"),
-        )
-        if discover and discover.members
-        else None,
         redact_salt=node.text_of("redactSalt"),
         renamed_from=_renamed_from(name, node, "captures", scope),
-        shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_S),
-        delete=reading.flag(node, "delete"),
+        shards=_capture_shards(node.get("shards"), scope),
     )
+
+
+def _check_enabled(bindings: Node, code: str, so: str, scope: Scope) -> None:
+    """Report a task without an active binding: a materialization fails, a capture never runs."""
+    if not all(reading.flag(item, "disable") for item in bindings.items):
+        return
+    none = "all bindings are disabled" if bindings.items else "there are no bindings"
+    scope.sources.error(
+        bindings,
+        code,
+        f"{none}: {so}",
+        hint="add or enable one, or disable the task with shards: {disable: true}",
+        at=bindings.key_at,
+    )
+
+
+def _capture_shards(node: Node | None, scope: Scope) -> Shards:
+    count = node.get("count") if node else None
+    if count is not None:
+        scope.sources.error(
+            count,
+            "E-UNSUPPORTED",
+            '"count" is not supported for captures',
+            hint="remove it: the source says what can be read at the same time",
+            at=count.key_at,
+        )
+    return build_shards(node, scope, max_txn_s=MAX_TXN_S)
 
 
 def _check_python(endpoint: Node | None, scope: Scope) -> None:
@@ -157,7 +196,7 @@ def _capture_binding(node: Node, scope: Scope) -> CaptureBinding:
 def build_materialization(
     name: str, node: Node, scope: Scope, environ: Mapping[str, str] | None
 ) -> MaterializationSpec | None:
-    endpoint = build_endpoint(node.get("endpoint"), scope, environ)
+    endpoint = build_endpoint("materialization", node.get("endpoint"), scope, environ)
     follows = _followed(node, scope)
     bindings_node = node.get("bindings")
     if bindings_node is None and follows is None and "sourceCapture" not in node.members:
@@ -169,6 +208,10 @@ def build_materialization(
             at=node.key_at,
         )
     items = bindings_node.items if bindings_node else ()
+    if bindings_node is not None and follows is None and not never_runs(node):
+        _check_enabled(
+            bindings_node, "E-CANNOT-RUN", "the materialization has nothing to do", scope
+        )
     on_incompatible = reading.word(node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, "backfill")
     bindings = [_materialization_binding(item, scope, on_incompatible) for item in items]
     _check_resources(items, scope)
@@ -181,6 +224,7 @@ def build_materialization(
         scope.connectors,
         disabled=disabled,
     )
+    check_made("materialization", node.get("endpoint"), endpoint, scope.sources, scope.connectors)
     check_followed(node, scope.sources, scope.connectors, disabled=disabled)
     triggers = _triggers(node.get("triggers"), scope, environ)
     if endpoint is None:
@@ -194,7 +238,6 @@ def build_materialization(
         triggers=triggers,
         renamed_from=_renamed_from(name, node, "materializations", scope),
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_MATERIALIZATION_S),
-        delete=reading.flag(node, "delete"),
     )
 
 
@@ -227,7 +270,6 @@ def _materialization_binding(
         on_incompatible=reading.word(
             node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, on_incompatible
         ),
-        at_least_once="atLeastOnce" in node.members,
         priority=reading.whole(node, "priority", 0),
         disable=reading.flag(node, "disable"),
         backfill=reading.whole(node, "backfill", 0),
@@ -269,6 +311,9 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
     exclude, group_by = node.get("exclude"), node.get("groupBy")
     for name, member in required.items():
         _check_field(name, member, known, scope)
+        if member.members and scope.connectors is not None:
+            message = f'field "{name}" has options, and no connector here has any'
+            scope.sources.error(member, "E-UNSUPPORTED", message, hint=f"write {name}: {{}}")
     for item in (*(exclude.items if exclude else ()), *(group_by.items if group_by else ())):
         if item.text is not None:
             _check_field(item.text, item, known, scope)
@@ -279,7 +324,12 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
         if item.text in reading.texts(group_by):
             message = f'field "{item.text}" is both in groupBy and excluded'
             scope.sources.error(item, "E-FIELD", message)
+    grouped: dict[str, Node] = {}
     for item in group_by.items if group_by else ():
+        if item.text in grouped:
+            message = f'groupBy lists "{item.text}" twice'
+            scope.sources.error(item, "E-DUP", message, see=grouped[item.text])
+        grouped[item.text or ""] = item
         field = known.spec.field(item.text or "") if known else None
         if known and field:
             what = f'groupBy field "{field.name}"'
@@ -293,7 +343,11 @@ def _field_selection(node: Node | None, known: Known | None, scope: Scope) -> Fi
 
 
 def _check_field(name: str, at: Node, known: Known | None, scope: Scope) -> None:
-    if known is not None and known.spec.field(name) is None:
+    field = known.spec.field(name) if known else None
+    if field is not None and field.location == UUID_LOCATION:
+        message = f'"{name}" is no column: only lambdas can read it'
+        scope.sources.error(at, "E-FIELD", message, hint="leave it out")
+    if known is not None and field is None:
         names = [f.name for f in known.spec.fields]
         scope.sources.error(
             at,
@@ -321,62 +375,21 @@ def _resource(node: Node) -> Frozen:
     return Frozen(resource.plain() if resource else {})
 
 
-def _check_resources(bindings: Sequence[Node], scope: Scope) -> None:
-    """Report active bindings of one task with the same resource, spelled the same."""
+def _check_resources(
+    bindings: Sequence[Node], scope: Scope, schema: ConfigSchema | None = None
+) -> None:
+    """Report active bindings of one task with the same resource."""
     first: dict[str, tuple[int, Node]] = {}
     for i, binding in enumerate(bindings):
         resource = binding.get("resource")
         if resource is None or not resource.members or reading.flag(binding, "disable"):
             continue
-        text = canonical_json(resource.plain())
+        text = canonical_json(schema.identity(resource.plain()) if schema else resource.plain())
         if text in first:
             earlier, see = first[text]
             message = f"bindings {earlier} and {i} have the same resource"
             scope.sources.error(resource, "E-DUP-RESOURCE", message, see=see)
         first.setdefault(text, (i, resource))
-
-
-def check_shared(
-    tasks: Sequence[MaterializationSpec], scope: Scope, connectors: Connectors
-) -> None:
-    """Report active bindings of the catalog that fill the same resource, however it is spelled."""
-    first: dict[tuple[str, ...], tuple[str, Node]] = {}
-    for task in tasks:
-        bindings = scope.defined["materializations"][task.name].get("bindings")
-        if task.shards.disable or task.delete or bindings is None:
-            continue
-        for binding in bindings.items:
-            resource = binding.get("resource")
-            if resource is None or reading.flag(binding, "disable"):
-                continue
-            location = _located(task, resource, scope, connectors)
-            if location is None:
-                continue
-            other, see = first.setdefault(location, (task.name, resource))
-            if see is resource or (other == task.name and see.plain() == resource.plain()):
-                continue  # reported by `_check_resources`
-            other = "another binding" if other == task.name else other
-            scope.sources.error(
-                resource,
-                "E-SHARED",
-                f"{task.name} and {other} fill the same table",
-                hint="give each its own table: two tasks in one table count everything twice",
-                see=see,
-            )
-
-
-def _located(
-    task: MaterializationSpec, resource: Node, scope: Scope, connectors: Connectors
-) -> tuple[str, ...] | None:
-    """Return what tells a resource from all others, unless it or its endpoint is wrong."""
-    schemas = connectors.schemas("materialization", task.endpoint.image or "")
-    if schemas is None or schemas.resource.problems(resource.plain()):
-        return None  # reported already
-    try:
-        return connectors.locate(task.endpoint, task.name, resource.plain())
-    except UserError as refused:  # a limit that no schema can state
-        scope.sources.error(resource, "E-CONFIG", refused.what, hint=refused.fix)
-        return None
 
 
 def _check_hook(hook: Node, scope: Scope) -> None:
@@ -402,19 +415,34 @@ def _triggers(
     if node is None or hooks_node is None:
         return None
     check_references(hooks_node, scope.sources, environ)
-    for hook in hooks_node.items:
+    hooks = [(hook, _trigger(hook)) for hook in hooks_node.items]
+    for hook, trigger in hooks:
         _check_hook(hook, scope)
-    return Triggers(
-        interval_s=reading.seconds(node, "interval", 0),
-        hooks=tuple(
-            Trigger(
-                url=hook.text_of("url") or "",
-                method=reading.word(hook, "method", ("POST", "PUT", "PATCH"), "POST"),
-                headers=reading.text_pairs(hook.get("headers")),
-                payload_template=hook.text_of("payloadTemplate") or "",
-                timeout_s=reading.seconds(hook, "timeout", 30),
-                attempts_max=reading.whole(hook, "maxAttempts", 3),
-            )
-            for hook in hooks_node.items
+        _check_template(hook.get("payloadTemplate"), trigger, scope)
+    return Triggers(hooks=tuple(trigger for _, trigger in hooks))
+
+
+def _trigger(hook: Node) -> Trigger:
+    return Trigger(
+        url=placed_text(hook.text_of("url") or "", hook),
+        method=reading.word(hook, "method", ("POST", "PUT", "PATCH"), "POST"),
+        headers=tuple(
+            (name, placed_text(text, hook))
+            for name, text in reading.text_pairs(hook.get("headers"))
         ),
+        payload_template=hook.text_of("payloadTemplate") or "",
+        timeout_s=reading.seconds(hook, "timeout", 30),
+        attempts_max=reading.whole(hook, "maxAttempts", 3),
     )
+
+
+def _check_template(template: Node | None, trigger: Trigger, scope: Scope) -> None:
+    # Here, because an HTTP client takes longer to import than most catalogs to check.
+    from penstock.runtime.triggers import Webhooks
+
+    if template is None or template.text is None:
+        return
+    try:
+        Webhooks("", [trigger])
+    except UserError as wrong:
+        scope.sources.error(template, "E-WEBHOOK", f"{wrong.what}: {wrong.why}", hint=wrong.fix)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 import yaml
@@ -63,8 +65,10 @@ def discover(
             f"{out} already exists", where="--out", fix="choose another file: none is overwritten"
         )
     known: set[str] = set()
+    beside = Path.cwd() if out is None else out.absolute().parent
     if source.endswith((".yaml", ".yml", ".json")):
         task, endpoint, known = _of_catalog(Path(source), name)
+        beside = Path(source).absolute().parent if out is None else beside
     else:
         task = name or "acme/source"
         endpoint = _endpoint(source, _config(config, values or ()))
@@ -76,7 +80,7 @@ def discover(
             stderr.print(f"{each.name}: {each.note}", markup=False)
     if not new:
         stderr.print("there is nothing that has no binding yet" if known else "nothing was found")
-    _write(_catalog(task, endpoint, new), out, len(new), as_json=settings.json)
+    _write(_catalog(task, endpoint, new, beside), out, len(new), as_json=settings.json)
 
 
 async def _ask(connector: Capture, found: list[Discovered]) -> None:
@@ -100,8 +104,9 @@ def _write(catalog: dict[str, Any], out: Path | None, count: int, *, as_json: bo
 def _of_catalog(path: Path, name: str | None) -> tuple[str, Endpoint, set[str]]:
     """Return the capture of a catalog, its endpoint, and the resources it has bindings for."""
     from penstock.catalog.build import load_catalog
+    from penstock.connectors.builtin import BUILTIN
 
-    captures = load_catalog([path], environ=None).captures
+    captures = load_catalog([path], environ=None, connectors=BUILTIN).captures
     chosen = [spec for spec in captures if name in (None, spec.name)]
     if len(chosen) != 1:
         known = ", ".join(spec.name for spec in captures)
@@ -141,10 +146,32 @@ def _endpoint(image: str, config: dict[str, Any]) -> Endpoint:
     return Endpoint(kind="connector", image=image, config=Frozen(config))
 
 
-def _catalog(task: str, endpoint: Endpoint, found: Sequence[Discovered]) -> dict[str, Any]:
+def _paths_from(config: dict[str, Any], endpoint: Endpoint, beside: Path) -> dict[str, Any]:
+    """Return a configuration whose paths are relative to the catalog that it will be part of."""
+    from penstock.connectors.builtin import BUILTIN
+    from penstock.model import pointer
+
+    schemas = BUILTIN.schemas("capture", endpoint.image or "")
+    for at in schemas.config.paths if schemas else ():
+        *above, name = pointer.parse(at)
+        holder: Any = pointer.get(config, tuple(above))
+        path = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(path, str) or urlsplit(path).scheme or path.startswith("${"):
+            continue
+        full = Path(normpath(Path.cwd() / path))
+        if full.is_relative_to(beside):
+            holder[name] = str(full.relative_to(beside))
+        elif not Path(path).is_absolute():
+            holder[name] = str(full)
+    return config
+
+
+def _catalog(
+    task: str, endpoint: Endpoint, found: Sequence[Discovered], beside: Path
+) -> dict[str, Any]:
     prefix = task.rpartition("/")[0]
     names = {id(each): f"{prefix}/{each.name}" if prefix else each.name for each in found}
-    place: dict[str, Any] = {"config": endpoint.config.value}
+    place: dict[str, Any] = {"config": _paths_from(endpoint.config.value, endpoint, beside)}
     if endpoint.image is not None:
         place = {"image": endpoint.image, **place}
     return {

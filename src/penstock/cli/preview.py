@@ -119,10 +119,11 @@ class _Preview:
     async def run(self, source: Path, name: str | None, limit_s: float | None) -> None:
         from penstock.batch import make_world
         from penstock.catalog.build import load_catalog
+        from penstock.connectors.builtin import BUILTIN
         from penstock.consensus.open import open_consensus
         from penstock.model.spec import MaterializationSpec
 
-        catalog = load_catalog([source], environ=None)
+        catalog = load_catalog([source], environ=None, connectors=BUILTIN)
         spec = _task(catalog, name)
         if isinstance(spec, MaterializationSpec):
             self._image = spec.endpoint.image or spec.endpoint.kind

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.errors import UserError
 from penstock.model.config_schema import ConnectorSchemas
-from penstock.model.json_order import Json
 from penstock.model.spec import Endpoint
 from penstock.runtime.connector.capture import Capture
-from penstock.runtime.connector.materialize import Materialization
+from penstock.runtime.connector.materialize import FieldVerdict, Materialization, TargetField
 
 CONNECTORS: Final[Mapping[str, Mapping[str, str]]] = {
     "capture": {
@@ -63,16 +62,30 @@ class BuiltinConnectors:
         connector = _load(places[endpoint])
         return ConnectorSchemas(config=connector.config_schema, resource=connector.resource_schema)
 
-    def locate(self, endpoint: Endpoint, task: str, resource: Json) -> tuple[str, ...] | None:
-        """Return what tells a resource from all others; None if the configuration does not say.
-
-        Raises `UserError` if the endpoint cannot have such a resource.
-        """
+    def refusal(self, kind: str, endpoint: Endpoint) -> UserError | None:
+        """Return why the connector of an endpoint cannot be made; None if it can."""
         try:
-            connector = materialization(endpoint, task)
+            (capture if kind == "capture" else materialization)(endpoint, "")
+        except UserError as refused:
+            return refused
+        return None
+
+    def materialization(self, endpoint: Endpoint, task: str) -> Materialization | None:
+        """Make the connector of a materialization; None if its configuration does not suffice."""
+        try:
+            return materialization(endpoint, task)
         except UserError:
             return None  # reported by its schema; or a secret that is set only where the task runs
-        return connector.location(resource)
+
+    def verdicts(
+        self, connector: Materialization, fields: Sequence[TargetField], *, delta_updates: bool
+    ) -> Mapping[str, FieldVerdict]:
+        """Return what a connector says of fields, without asking its endpoint."""
+        from penstock.connectors.sql.sink import SqlSink
+
+        if not isinstance(connector, SqlSink):
+            return {}
+        return connector.verdicts(fields, delta_updates=delta_updates)
 
 
 BUILTIN: Final = BuiltinConnectors()

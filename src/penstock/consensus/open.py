@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from penstock.consensus.committer.client import RpcOptions
     from penstock.consensus.committer.options import CommitterOptions
 
+_QUIET_S = 60.0
+"""Interval between signs of life that nobody needs."""
+
 RETRY_S = 1.0
 """Interval between attempts to open a store that is not there yet."""
 
@@ -154,13 +157,23 @@ async def open_consensus(url: str, options: ConsensusOptions | None = None) -> C
     from penstock.consensus.committer.inprocess import InProcessConsensus
 
     backend = await _open_patiently(url, options)
-    committer = PersistCommitter(backend, options.committer)
+    committer = PersistCommitter(backend, options.committer or _alone())
     try:
         await committer.open()
     except BaseException:
         await committer.close()
         raise
     return InProcessConsensus(committer)
+
+
+def _alone() -> CommitterOptions:
+    """Return the options of a committer whose only client is this process.
+
+    It needs no sign that the committer is alive; hundreds of idle tasks would be woken for it.
+    """
+    from penstock.consensus.committer.options import CommitterOptions, StreamOptions
+
+    return CommitterOptions(streams=StreamOptions(progress_s=_QUIET_S))
 
 
 async def _open_patiently(url: str, options: ConsensusOptions) -> Backend:

@@ -368,7 +368,7 @@ class Consensus(Protocol):
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchEvent]:
         """Yield every entry committed after `from_revision` under `prefix`, once, in that order.
 
-        `WatchProgress` follows each batch at once, and comes at least every second when idle. Where
+        `WatchProgress` follows each batch at once, and comes now and then when idle. Where
         truncation took entries that are due, one `WatchResync` stands for them and the stream
         goes on.
         """

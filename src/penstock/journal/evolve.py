@@ -97,7 +97,7 @@ def _unreadable(
         f"a stored document does not fit the schema it is read under: {misfit.why}",
         where=f"{misfit.at or 'the document'}, row {begin}",
         why="it was written under an earlier schema of the collection",
-        fix="let the read schema admit both, or start over with reset: true",
+        fix="let the read schema admit both, or write to a collection of another name",
     )
     error.row = begin
     return error

@@ -27,6 +27,8 @@ from penstock.model.violations import Problem
 DEPTH_MAX = 16
 LEAVES_MAX = 2_000
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+UUID_LOCATION = "/_meta/uuid"
+"""The stamp of a document, which is kept apart from its columns."""
 DIGITS_MAX = 38
 """Digits of a DECIMAL, in Spark and in Arrow."""
 DOUBLE_END = 2**1024 - 2**970
@@ -99,6 +101,44 @@ def columns(shape: Shape) -> Column:
     while _leaves(root) > LEAVES_MAX and (widest := _widest(root)) is not None:
         root = _fold(root, widest)
     return root
+
+
+def column_at(layout: Column, location: str, *, declared: bool) -> Column | None:
+    """The column of a location; inside of JSON text, JSON text. None if it is never stored.
+
+    Items of lists and members that the schema does not name are shown where the catalog
+    `declared` a field for them, and are no columns otherwise.
+    """
+    column, declared = layout, declared and location != UUID_LOCATION
+    for name in pointer.parse(location):
+        inner = member_at(column, name)
+        if inner is None or (column.kind in (Kind.MAP, Kind.ARRAY) and not declared):
+            return None
+        if column.kind is Kind.STRUCT and not declared and not _names(column, name):
+            return None
+        column = inner
+    return column
+
+
+def member_at(column: Column, name: str) -> Column | None:
+    """The column of a member or an item; None if there is none, or if it is never stored."""
+    match column.kind:
+        case Kind.JSON:
+            return Column(kind=Kind.JSON, nullable=True)
+        case Kind.MAP:
+            return column.item
+        case Kind.ARRAY:
+            return None if pointer.index(name) is None else column.item
+        case Kind.STRUCT if _names(column, name):
+            return next(m.column for m in column.members if m.name == name)
+        case Kind.STRUCT if column.extra is not None:
+            return Column(kind=Kind.JSON, nullable=True)
+        case _:
+            return None
+
+
+def _names(column: Column, name: str) -> bool:
+    return any(member.name == name for member in column.members)
 
 
 def check_columns(shape: Shape) -> list[Problem]:

@@ -20,7 +20,7 @@ from penstock.model.infer import infer
 from penstock.model.json_order import ABSENT
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.refs import DanglingRef, Refs, references
-from penstock.model.schema import CompiledSchema
+from penstock.model.schema import FORMATS, CompiledSchema
 from penstock.model.shape import TYPES, Reduction, Shape
 from penstock.model.violations import Problem, describe_error, show_value
 
@@ -106,6 +106,24 @@ _WORDS: Final = (
 )
 
 
+_FORMATS: Final = (
+    "date",
+    "date-time",
+    "time",
+    "duration",
+    "uuid",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uri-reference",
+    "regex",
+    "json-pointer",
+    *FORMATS,
+)
+
+
 def check_schema(schema: object, key: Sequence[str] = ()) -> list[Problem]:
     """Return every problem of a collection's schema. `key` locations must not be redacted.
 
@@ -128,7 +146,7 @@ def check_schema(schema: object, key: Sequence[str] = ()) -> list[Problem]:
         problems += _unredactable(at, location, required or at in key)
     if not any(p.code == "E-REDUCE" for p in problems):
         problems += _never_acting(shape)
-    return [*problems, *check_columns(shape)]
+    return [*problems, *_misspelt_formats(schema), *check_columns(shape)]
 
 
 def schemas_in(schema: object, at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -201,6 +219,21 @@ def _misspelt(schema: Mapping[str, Any]) -> Iterator[Problem]:
                     message=f'schema is not valid: unknown keyword "{word}"',
                     hint=f'did you mean "{near[0]}"? Custom keywords begin with x-',
                 )
+
+
+def _misspelt_formats(schema: Mapping[str, Any]) -> Iterator[Problem]:
+    """Formats that nobody knows say nothing; one that is nearly a known one is a mistake."""
+    for at, inner in schemas_in(schema):
+        given = inner.get("format")
+        if not isinstance(given, str) or given in _FORMATS:
+            continue
+        if near := difflib.get_close_matches(given.lower(), _FORMATS, n=1, cutoff=0.85):
+            yield Problem(
+                code="W-FORMAT",
+                pointer=pointer.child(at, "format"),
+                message=f'format "{given}" is not known, and says nothing',
+                hint=f'did you mean "{near[0]}"?',
+            )
 
 
 def _dangling(schema: Mapping[str, Any]) -> Iterator[Problem]:

@@ -1,9 +1,9 @@
 """Specs: the meaning of a catalog, as values.
 
-A spec holds no reference to a file, a position or another spec: names stand for collections and
-tasks, code and schemas are inside, and secrets stay references (`${env:NAME}`). So a spec can be
-recorded, compared, and sent to another process, and the same catalog gives the same specs wherever
-its files are.
+A spec holds no reference to a position or another spec: names stand for collections and tasks,
+code and schemas are inside, secrets stay references (`${env:NAME}`), and paths of endpoints are
+absolute. So a spec can be recorded, compared, and sent to another process, and the same catalog
+gives the same specs wherever a command runs.
 
 `fingerprint` is equal for equal specs, in any process and version of Python. Applying a catalog
 again leaves tasks alone whose fingerprint did not change.
@@ -84,7 +84,6 @@ class Fragments:
 
     codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] | None = None
     length_bytes: int | None = None
-    flush_interval_s: int | None = None
     retention_s: int | None = None
 
 
@@ -101,8 +100,6 @@ class CollectionSpec:
     fields: tuple[Field, ...]
     fragments: Fragments = Fragments()
     derivation: DerivationSpec | None = None
-    reset: bool = False
-    delete: bool = False
 
     def field(self, name: str) -> Field | None:
         return next((f for f in self.fields if f.name == name), None)
@@ -150,7 +147,6 @@ class Shards:
     min_txn_s: int = 0
     max_txn_s: int
     log_level: Literal["error", "warn", "info", "debug", "trace"] = "info"
-    flags: tuple[tuple[str, str], ...] = ()
     count: int | None = None
 
 
@@ -225,14 +221,6 @@ class CaptureBinding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AutoDiscover:
-    """How to handle resources that appear or change."""
-
-    add_new_bindings: bool = False
-    evolve_incompatible_collections: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSpec:
     """A task that fills collections."""
 
@@ -240,12 +228,10 @@ class CaptureSpec:
     endpoint: Endpoint
     bindings: tuple[CaptureBinding, ...]
     interval_s: int = 300
-    auto_discover: AutoDiscover | None = None
     redact_salt: str | None = None
     renamed_from: str | None = None
     """The task's former name: it continues from where that task was."""
     shards: Shards
-    delete: bool = False
 
 
 # --- materializations ---
@@ -274,7 +260,6 @@ class MaterializationBinding:
     source: Source
     fields: FieldSelection = FieldSelection()
     on_incompatible: OnIncompatible = "backfill"
-    at_least_once: bool = False
     priority: int = 0
     disable: bool = False
     backfill: int = 0
@@ -308,9 +293,8 @@ class Trigger:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Triggers:
-    """Webhooks to call after commits, at most once per interval."""
+    """Webhooks to call after commits."""
 
-    interval_s: int = 0
     hooks: tuple[Trigger, ...]
 
 
@@ -327,10 +311,9 @@ class MaterializationSpec:
     renamed_from: str | None = None
     """The task's former name: it continues from where that task was."""
     shards: Shards
-    delete: bool = False
 
 
-# --- tests, storage, and the whole ---
+# --- tests, and the whole ---
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,24 +339,6 @@ class CatalogTest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentStore:
-    """A location for fragments."""
-
-    provider: Literal["S3", "GCS", "AZURE", "LOCAL"]
-    bucket: str | None = None
-    prefix: str = ""
-    path: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StorageMapping:
-    """Stores of the collections below a prefix: the first is written, all are read."""
-
-    prefix: str
-    stores: tuple[FragmentStore, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
     """A whole catalog, each kind sorted by name. Whatever a spec names is in it."""
 
@@ -381,7 +346,6 @@ class Catalog:
     captures: tuple[CaptureSpec, ...] = ()
     materializations: tuple[MaterializationSpec, ...] = ()
     tests: tuple[CatalogTest, ...] = ()
-    storage: tuple[StorageMapping, ...] = ()
 
     def collection(self, name: str) -> CollectionSpec | None:
         return next((c for c in self.collections if c.name == name), None)

@@ -7,6 +7,7 @@ which members are hidden. Arrow carries it the way Spark writes it, so it surviv
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any, Final
@@ -29,6 +30,7 @@ EXTRA_TYPE: Final = pa.map_(pa.utf8(), pa.utf8())
 _SPARK_METADATA: Final = b"SPARK::metadata::json"
 
 
+@functools.lru_cache(maxsize=1024)
 def arrow_schema(root: Column) -> pa.Schema:
     """The columns of whole documents. Every column is nullable: NULL is how absence is stored."""
     fields = [
@@ -43,6 +45,7 @@ def arrow_schema(root: Column) -> pa.Schema:
     return pa.schema(fields)
 
 
+@functools.lru_cache(maxsize=4096)
 def arrow_type(column: Column) -> pa.DataType:
     """One column's type."""
     match column.kind:

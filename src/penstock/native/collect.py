@@ -13,7 +13,8 @@ import itertools
 import tempfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
@@ -33,34 +34,54 @@ MEMORY_BYTES: Final = 16 << 20
 """Rows up to this stay in memory, as Arrow has them."""
 
 
+LentFrame: TypeAlias = "AbstractContextManager[DataFrame | SmallFrame]"
+"""A frame that others collect too, and is the caller's for a while (`runtime.prepared`)."""
+
+
 @contextlib.contextmanager
 def collect_batches(
-    frame: DataFrame | SmallFrame,
+    frame: DataFrame | SmallFrame | LentFrame,
 ) -> Iterator[Iterator[pyarrow.RecordBatch]]:
     """Run a job, and yield its rows, in no order; they are there until the block ends.
 
-    A small frame needs no job, mostly.
+    A small frame needs no job, mostly. One that is lent is given back before the block begins.
     """
+    with contextlib.ExitStack() as files:
+        if isinstance(frame, AbstractContextManager):
+            with frame as lent:
+                batches = _collect(lent, files)
+        else:
+            batches = _collect(frame, files)
+        yield batches
+
+
+def _collect(
+    frame: DataFrame | SmallFrame, files: contextlib.ExitStack
+) -> Iterator[pyarrow.RecordBatch]:
     if isinstance(frame, SmallFrame):
         if (batches := frame.evaluate()) is not None:
-            yield iter(batches)
-            return
+            return iter(batches)
         frame = frame.frame
     kept: list[pyarrow.RecordBatch] = []
     kept_bytes = 0
-    with contextlib.ExitStack() as files:
-        file: _OverflowFile | None = None
-        with arriving_batches(frame) as arriving:
-            for batch in arriving:
-                kept_bytes += batch.nbytes
-                if kept_bytes <= MEMORY_BYTES:
-                    kept.append(batch)
-                    continue
-                if file is None:
-                    overflow = files.enter_context(tempfile.TemporaryFile())
-                    file = _OverflowFile(overflow, batch.schema)
-                file.write(batch)
-        yield iter(kept) if file is None else itertools.chain(kept, file.read())
+    file: _OverflowFile | None = None
+    with arriving_batches(frame) as arriving:
+        for batch in arriving:
+            kept_bytes += batch.nbytes
+            if kept_bytes <= MEMORY_BYTES:
+                kept.append(batch)
+                continue
+            if file is None:
+                overflow = files.enter_context(_temporary_file())
+                file = _OverflowFile(overflow, batch.schema)
+            file.write(batch)
+    return iter(kept) if file is None else itertools.chain(kept, file.read())
+
+
+@contextlib.contextmanager
+def _temporary_file() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        yield file
 
 
 class _OverflowFile:

@@ -54,6 +54,7 @@ class Bind:
 
     schema: Document
     key: Sequence[str] = ("/k",)
+    projections: Document = field(default_factory=dict)
     table: str = "t"
     resource: Document = field(default_factory=dict)
     fields: Document = field(default_factory=dict)
@@ -74,7 +75,11 @@ def build_sink(
     names = [f"acme/c{index}" for index in range(len(binds))]
     catalog = {
         "collections": {
-            collection: {"key": list(bind.key), "schema": bind.schema}
+            collection: {
+                "key": list(bind.key),
+                "schema": bind.schema,
+                "projections": bind.projections,
+            }
             for collection, bind in zip(names, binds, strict=True)
         },
         "materializations": {

@@ -25,7 +25,10 @@ from typing import Any, Final
 from penstock.warm import wire
 
 COMMANDS: Final = ("run", "preview", "read", "test")
-"""The commands that are handed over."""
+"""The commands that are handed over for the sake of Spark."""
+
+_QUICKER: Final = ("apply",)
+"""Those that need none, and are handed over because they start in a tenth of the time."""
 
 OWN_SPARK: Final = "--own-spark"
 
@@ -53,14 +56,15 @@ def run_elsewhere(arguments: Sequence[str]) -> int | None:
         _begin(channel, arguments)
         return _ended(channel)
     except _RunHere as why:
-        _say(f"starting Spark for this command alone: {why}")
+        if arguments[0] in COMMANDS:
+            _say(f"starting Spark for this command alone: {why}")
         return None
     finally:
         connection.close()
 
 
 def _wanted(arguments: Sequence[str]) -> bool:
-    if not arguments or arguments[0] not in COMMANDS:
+    if not arguments or arguments[0] not in (*COMMANDS, *_QUICKER):
         return False
     return {OWN_SPARK, "--help", "-h"}.isdisjoint(arguments)
 

@@ -47,8 +47,9 @@ REQUEST_S: Final = 5.0
 STOP_S: Final = 12.0
 """Seconds that commands may take to stop when their host does: ten are for a transaction."""
 
-_FORK_DELAY_S: Final = 3.0
-"""The forker takes a second of a core to start, which the host itself needs first."""
+_FORK_DELAY_S: Final = 10.0
+"""The forker takes two seconds of a core to start, which the host itself needs first. A command
+that comes earlier starts it."""
 
 _FORKER: Final = "penstock.cli.forker"
 _DESCRIPTORS: Final = 3

@@ -28,9 +28,7 @@ class Graph:
                     if not each.disable
                 )
                 for spec in catalog.collections
-                if spec.derivation is not None
-                and not spec.derivation.shards.disable
-                and not spec.delete
+                if spec.derivation is not None and not spec.derivation.shards.disable
             }
         )
 

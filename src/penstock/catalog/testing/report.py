@@ -59,6 +59,7 @@ def as_junit(outcomes: Sequence[Outcome]) -> bytes:
 def _test(outcome: Outcome) -> dict[str, Json]:
     return {
         "name": outcome.test.name,
+        "description": outcome.test.description,
         "ok": outcome.failure is None,
         "seconds": round(outcome.seconds, 3),
         "runs": outcome.runs,

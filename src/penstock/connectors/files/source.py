@@ -18,13 +18,13 @@ from penstock.connectors.files.cursor import Changed, Cursor, Found, settled, ta
 from penstock.connectors.files.formats import CsvOptions, FilePart, FileReading, read_split
 from penstock.connectors.files.places import FilePlace
 from penstock.connectors.files.splits import Group, plan
+from penstock.connectors.files.watching import Watch
 from penstock.errors import UserError
 from penstock.journal.schemas import layout
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.runtime.connector.capture import (
     GIVEN_BYTES_MAX,
-    WAIT_S,
     CaptureSequence,
     Discovered,
     Documents,
@@ -46,6 +46,9 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
+_CHARACTER: Final[dict[str, Json]] = {"type": "string", "maxLength": 1, "title": "one character"}
+
+
 class Files:
     """The connector (`Capture`)."""
 
@@ -54,6 +57,7 @@ class Files:
             "path": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory, or the URL of one",
                 "description": "Where the files are: a directory, or s3://bucket/prefix.",
                 "examples": ["data", "s3://bucket/incoming?region=eu-central-1"],
@@ -91,7 +95,9 @@ class Files:
         {
             "path": {
                 "type": "string",
-                "title": "a path or a pattern",
+                "pattern": "^(?!/)",
+                "title": "a path or a pattern; below the path of the endpoint, so without a slash "
+                "at its beginning",
                 "description": "A file, a directory with all that is below it, or a pattern.",
                 "examples": ["orders/*.jsonl"],
             },
@@ -108,8 +114,8 @@ class Files:
                 "examples": [{"delimiter": ";"}],
                 "additionalProperties": False,
                 "properties": {
-                    "delimiter": {"type": "string", "minLength": 1, "maxLength": 1},
-                    "quote": {"type": "string", "maxLength": 1},
+                    "delimiter": {**_CHARACTER, "minLength": 1},
+                    "quote": _CHARACTER,
                     "header": {"type": "boolean"},
                     "columns": {"type": "array", "items": {"type": "string"}},
                     "nulls": {"type": "array", "items": {"type": "string"}},
@@ -127,7 +133,8 @@ class Files:
         self._settle_s = float(given.get("settle", 1))
         self._stops_at_change = given.get("onChanged", "stop") == "stop"
         self._monotonic = bool(given.get("monotonic", False))
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
+        self._session: FilesSession | None = None
 
     def __repr__(self) -> str:
         return f"Files({self._place})"
@@ -142,7 +149,7 @@ class Files:
         return discover(self._place)
 
     def open(self, opening: Opening) -> FilesSession:
-        self._stop.clear()
+        self.stopping.clear()
         bindings = [
             _Binding(
                 source=binding,
@@ -157,10 +164,13 @@ class Files:
             )
             for binding in opening.bindings
         ]
-        return FilesSession(self, bindings, opening)
+        self._session = FilesSession(self, bindings, opening)
+        return self._session
 
     def interrupt(self) -> None:
-        self._stop.set()
+        self.stopping.set()
+        if self._session is not None:
+            self._session.wake()
 
     def waits_for(self) -> str | None:
         return None
@@ -246,11 +256,12 @@ class FilesSession:
         self._next_s = 0.0
         """When to list again."""
         self._listed = False
-        self._watch = _Watch(files.place) if files.place.is_local and not opening.ends else None
+        watches = files.place.is_local and not opening.ends
+        self._watch = Watch(files.place.local) if watches else None
 
     def poll(self, wait_s: float) -> Polled:
         until = time.monotonic() + wait_s
-        while True:
+        while not self._files.stopping.is_set():
             if not any(self._waiting.values()):
                 if self._opening.ends and self._listed:
                     return Idle.NOTHING
@@ -264,6 +275,12 @@ class FilesSession:
                 return Idle.PENDING if waits else Idle.NOTHING
             if any(self._waiting.values()):
                 time.sleep(0.05)  # until they are settled
+        return Idle.PENDING
+
+    def wake(self) -> None:
+        """Let a poll that waits look whether it is to stop."""
+        if self._watch is not None:
+            self._watch.wake()
 
     def _pause(self, until: float) -> None:
         """Wait for the next listing, or until something changes."""
@@ -271,8 +288,8 @@ class FilesSession:
         if left <= 0:
             return
         if self._watch is None:
-            time.sleep(left)
-        elif self._watch.wait():
+            self._files.stopping.wait(left)
+        elif self._watch.wait(left):
             self._next_s = 0.0
 
     def _list(self) -> None:
@@ -371,28 +388,3 @@ class FileRead:
             for at in ids:
                 for split in self.groups[at].splits:
                     yield from read_split(self.reading, split)
-
-
-class _Watch:
-    """Tells when something changes below a directory of this machine."""
-
-    def __init__(self, place: FilePlace) -> None:
-        from watchfiles import watch
-
-        self._stop = threading.Event()
-        self._changes: Iterator[Any] = watch(
-            place.local,
-            stop_event=self._stop,
-            debounce=50,
-            step=10,
-            rust_timeout=int(WAIT_S * 1000),
-            yield_on_timeout=True,
-            raise_interrupt=False,
-        )
-
-    def wait(self) -> bool:
-        """True if something changed; returns after `WAIT_S` at the latest."""
-        return bool(next(self._changes, ()))
-
-    def close(self) -> None:
-        self._stop.set()

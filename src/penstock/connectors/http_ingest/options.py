@@ -52,6 +52,7 @@ def _file(description: str, example: str) -> Json:
     return {
         "type": "string",
         "minLength": 1,
+        "path": True,
         "title": "the path of a file",
         "description": description,
         "examples": [example],
@@ -64,6 +65,7 @@ CONFIG: Final = ConfigSchema(
             "type": "string",
             "pattern": r"^.+:[0-9]+$",
             "default": LISTEN,
+            "exclusive": True,
             "title": "HOST:PORT",
             "description": "Where to listen. Off loopback, TLS and a token are required.",
             "examples": [LISTEN],
@@ -103,6 +105,7 @@ RESOURCE: Final = ConfigSchema(
             "pattern": r"^(?!(healthz|openapi\.json)$)[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
             r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$",
             "maxLength": 255,
+            "identity": True,
             "title": "the path of a URL, without a slash at its beginning; letters, digits, "
             f"._~- and / between parts; not {' or '.join(RESERVED)}",
             "description": "Documents are sent by POST to this path.",

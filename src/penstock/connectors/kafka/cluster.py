@@ -60,6 +60,7 @@ def _group(
     }
 
 
+_PEM: Final[Json] = {"type": "string", "path": True, "title": "the path of a PEM file"}
 CONFIG_SCHEMA: Final = ConfigSchema(
     {
         "bootstrapServers": _text(
@@ -91,9 +92,9 @@ CONFIG_SCHEMA: Final = ConfigSchema(
             "a mapping of certificates",
             "Use TLS; an empty mapping trusts the certificates that the system trusts.",
             {
-                "ca": {"type": "string", "title": "the path of a PEM file"},
-                "certificate": {"type": "string", "title": "the path of a PEM file"},
-                "key": {"type": "string", "title": "the path of a PEM file"},
+                "ca": _PEM,
+                "certificate": _PEM,
+                "key": _PEM,
                 "keyPassword": {"type": "string", "title": "a text", "secret": True},
                 "verifyHostname": {"type": "boolean", "title": "true or false"},
             },

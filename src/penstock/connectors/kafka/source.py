@@ -26,6 +26,7 @@ class Kafka:
                 "type": "string",
                 "pattern": r"^[a-zA-Z0-9._-]+$",
                 "maxLength": _TOPIC_CHARS_MAX,
+                "identity": True,
                 "title": f"the name of a topic; at most {_TOPIC_CHARS_MAX} letters, digits, dots, "
                 "dashes and underscores",
                 "description": "The topic.",

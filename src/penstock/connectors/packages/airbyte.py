@@ -103,6 +103,7 @@ class Airbyte(PackageSource):
             "manifest": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "the path of a file",
                 "description": "The YAML manifest of a source without code, for "
                 "airbyte:source-declarative-manifest.",
@@ -123,6 +124,7 @@ class Airbyte(PackageSource):
             "stream": {
                 "type": "string",
                 "minLength": 1,
+                "identity": True,
                 "title": "the name of a stream",
                 "description": "The stream.",
                 "examples": ["users"],
@@ -130,6 +132,7 @@ class Airbyte(PackageSource):
             "namespace": {
                 "type": "string",
                 "minLength": 1,
+                "identity": True,
                 "title": "the namespace of a stream",
                 "description": "Its namespace, if several streams have its name.",
                 "examples": ["public"],
@@ -174,7 +177,7 @@ class Airbyte(PackageSource):
                 f"the manifest {path} cannot be read",
                 where=f"{self.where}: manifest",
                 why=getattr(error, "strerror", None) or " ".join(str(error).split()),
-                fix="give the path of a YAML file, from the directory where penstock runs",
+                fix="give the path of a YAML file, relative to the catalog",
             ) from None
         return manifest
 

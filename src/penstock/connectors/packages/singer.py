@@ -45,6 +45,7 @@ class Singer(PackageSource):
             "stream": {
                 "type": "string",
                 "minLength": 1,
+                "identity": True,
                 "title": "the name of a stream",
                 "description": "The stream, as the tap's catalog has it (tap_stream_id).",
                 "examples": ["public-users"],

@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os.path import normpath
 from typing import Final
 
 import psycopg
@@ -18,7 +19,7 @@ import psycopg
 from penstock.connectors.postgres.columns import NAME_BYTES_MAX
 from penstock.connectors.postgres.locks import LOCK_S, PostgresConnection, application, blocked
 from penstock.connectors.sql.sink import HARD_DELETE
-from penstock.errors import Bug
+from penstock.errors import Bug, UserError
 from penstock.model.config_schema import ConfigSchema
 from penstock.model.json_order import Json
 from penstock.model.spec import Frozen
@@ -107,7 +108,14 @@ class Server:
     @classmethod
     def of(cls, config: Json, where: str) -> Server:
         """Read an endpoint's configuration, and check what can be checked without its secrets."""
-        given = CONFIG_SCHEMA.read(config, where=f"{where}: endpoint.connector.config")
+        at = f"{where}: endpoint.connector.config"
+        given = CONFIG_SCHEMA.read(config, where=at)
+        if _ADDRESS.fullmatch(given["address"]) and not 0 < _place(given["address"])[1] < 1 << 16:
+            raise UserError(
+                "the port of `address` is not between 1 and 65535",
+                where=at,
+                fix="for example address: db.example.com:5432",
+            )
         return cls(config=Frozen(given), where=where)
 
     @property
@@ -118,12 +126,20 @@ class Server:
     @property
     def location(self) -> tuple[str, ...]:
         """Server and database; equal if they are certainly the same."""
-        address, database = str(self.config.value["address"]), str(self.config.value["database"])
+        address, database = (self._known(name) for name in ("address", "database"))
         if _ADDRESS.fullmatch(address) is None:
-            return address, database  # a reference: its value is known where the task runs
+            return address, database
         host, port = _place(address)
-        host = "localhost" if host in ("127.0.0.1", "::1") else host.lower()
+        host = host.lower().removesuffix(".") if not host.startswith("/") else normpath(host)
+        host = "localhost" if host in ("127.0.0.1", "::1") else host
         return host, str(port), database
+
+    def _known(self, name: str) -> str:
+        """Return a value, or the reference to one that is known only where the task runs."""
+        given = self.config.value[name]
+        with contextlib.suppress(UserError):
+            return str(resolve(given, where=self._at))
+        return str(given)
 
     @property
     def user(self) -> str:

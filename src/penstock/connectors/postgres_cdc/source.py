@@ -51,6 +51,7 @@ class PostgresChanges:
             "spoolDirectory": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "a directory",
                 "description": "Where large transactions are put as they arrive. Spark's executors "
                 "must see it. The system's directory for temporary files if none is named.",
@@ -63,11 +64,12 @@ class PostgresChanges:
         {
             "table": {
                 **_NAME,
+                "identity": True,
                 "title": "the name of a table",
                 "description": "The table.",
                 "examples": ["orders"],
             },
-            "schema": {**SCHEMA, "description": "The schema of the table."},
+            "schema": {**SCHEMA, "identity": True, "description": "The schema of the table."},
             "onTruncate": {
                 "enum": ["stop", "ignore"],
                 "type": "string",

@@ -54,6 +54,7 @@ class PythonSource:
             "stream": {
                 "type": "string",
                 "minLength": 1,
+                "identity": True,
                 "title": "the name of a stream",
                 "description": "As the function yields it, beside its rows.",
                 "examples": ["orders"],

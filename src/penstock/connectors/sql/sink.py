@@ -152,6 +152,17 @@ class SqlSink(Materialization, Generic[C]):
             case _:
                 return False
 
+    def verdicts(
+        self, fields: Sequence[TargetField], *, delta_updates: bool
+    ) -> dict[str, FieldVerdict]:
+        """Return what the database says of fields, whatever tables it has."""
+        found = verdicts(fields, delta_updates=delta_updates)
+        for field in fields:
+            if (reason := self.dialect.forbids(field.name)) is not None:
+                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
+                found[field.name] = forbidden
+        return found
+
     def validate(
         self,
         path: tuple[str, ...],
@@ -160,11 +171,7 @@ class SqlSink(Materialization, Generic[C]):
         delta_updates: bool,
         state_key: str,
     ) -> Mapping[str, FieldVerdict]:
-        found = verdicts(fields, delta_updates=delta_updates)
-        for field in fields:
-            if (reason := self.dialect.forbids(field.name)) is not None:
-                forbidden = FieldVerdict(constraint=Constraint.FORBIDDEN, reason=reason)
-                found[field.name] = forbidden
+        found = self.verdicts(fields, delta_updates=delta_updates)
         if self._is_offline or not self.exists():
             return found
         place = self.place(path)
@@ -179,11 +186,16 @@ class SqlSink(Materialization, Generic[C]):
         if record is not None and state_key not in (record.state_key, record.rebuild):
             return found  # a backfill makes it fit
         unfit = (Fit.FAILS,) if record is not None else (Fit.FAILS, Fit.CONVERTS)
+        shown = {f.pointer: f for f in fields if self.dialect.fold(f.name) in live.columns}
         for field in fields:
             column = live.columns.get(self.dialect.fold(field.name))
             if column is not None and self.dialect.fit(field, column.type) in unfit:
                 needed = self.dialect.type_of(field)
                 found[field.name] = misfit(".".join(path), column.type, needed)
+            elif column is None and (there := shown.get(field.pointer)) is not None:
+                # A new column of another name would be empty in all rows that are there.
+                reason = f"column {there.name} shows {field.pointer}"
+                found[field.name] = FieldVerdict(constraint=Constraint.OPTIONAL, reason=reason)
         return found
 
     def apply(self, task: SinkTask, last: SinkTask | None, state: Json, *, epoch: int) -> Applied:

@@ -179,6 +179,7 @@ class Sqlite(SqlSink[SqliteConnection]):
             "path": {
                 "type": "string",
                 "minLength": 1,
+                "path": True,
                 "title": "the path of a file",
                 "description": "The database file. It is made if it does not exist.",
                 "examples": ["views.db"],

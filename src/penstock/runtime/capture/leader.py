@@ -8,6 +8,7 @@ as one, and tells the source. What every session does is `runtime/session.py`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from penstock.runtime.capture.jobs import CaptureJobs
 from penstock.runtime.capture.transaction import Acknowledge, CaptureTransaction
 from penstock.runtime.connector.capture import (
     WAIT_S,
+    WAIT_S_MAX,
     CaptureSequence,
     CaptureSession,
     Idle,
@@ -134,11 +136,12 @@ class CaptureLoop(SessionLoop[CaptureLeader]):
 
     async def _poll(self) -> None:
         """Poll until there is a sequence, or nothing more."""
-        connector = self._task.connector
+        connector, wait_s = self._task.connector, WAIT_S
         while True:
             polled: Polled = await interruptible(
-                lambda: self._source.poll(WAIT_S), connector.interrupt
+                functools.partial(self._source.poll, wait_s), connector.interrupt
             )
+            wait_s = min(2 * wait_s, WAIT_S_MAX) if polled is Idle.NOTHING else WAIT_S
             if isinstance(polled, CaptureSequence):
                 self._polling = False
                 self.events.put_nowait(SequenceReady(polled))

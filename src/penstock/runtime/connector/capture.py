@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WAIT_S: Final = 0.5
-"""Seconds that a poll may wait for something to give."""
+WAIT_S_MAX: Final = 10.0
+"""Seconds that a poll may wait for something to give: at first, and while there is never anything.
+`interrupt` ends the wait."""
 
 GIVEN_BYTES_MAX: Final = 4 << 20
 """Bytes of documents up to which they come with their sequence; Spark reads what is more."""

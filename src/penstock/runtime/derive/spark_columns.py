@@ -127,6 +127,12 @@ class SourceColumns:
         self.hidden = tuple(hidden)
         self.star = tuple(name for name in (*stored, *hidden) if name != META)
         """The columns that `*` stands for: members of the document, and where others are kept."""
+        self.renamed = tuple(
+            name
+            for name in stored
+            if self._locations.get(name, name) not in (name, pointer.child("", name))
+        )
+        """Members whose name is a field of another location."""
 
     @property
     def names(self) -> list[str]:

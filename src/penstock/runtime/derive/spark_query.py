@@ -736,6 +736,10 @@ class QueryWalk:
             return self._no_column(node, table, scope)
         if any(r.source is not None for r in relations):
             self.whole = True
+            if renamed := [name for r in relations if r.source for name in r.source.renamed]:
+                message = f"* is not clear: a projection calls another location {renamed[0]}"
+                hint = "list the columns, or give the projection another name"
+                self._wrong(self._text.start(node), message, hint)
         self._stars.append((node, relations))
         return None
 

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine import runs_here
@@ -28,6 +28,7 @@ from penstock.journal.state import JournalState
 from penstock.model.clock import NEVER, Clock, DocumentId
 from penstock.model.json_order import Json
 from penstock.model.routing import split_shards
+from penstock.model.spec import CollectionSpec
 from penstock.runtime import refusals
 from penstock.runtime.control import Control
 from penstock.runtime.derive.engine import LambdaFailed, RowEngine
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.journal.publisher import Publisher
-    from penstock.native.direct import SmallFrame
+    from penstock.native.collect import LentFrame
     from penstock.runtime.derive.build import DerivationTask
     from penstock.runtime.derive.publish_jobs import Publishing
     from penstock.runtime.derive.row_jobs import RowSource, RowTarget
@@ -112,7 +113,7 @@ class _Opened:
     publishing: Publishing
     queries: Queries | None
     """Where tasks see the files of this machine."""
-    transforms: dict[int, SparkTransform] = field(default_factory=dict)
+    transforms: Mapping[int, SparkTransform]
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
@@ -166,7 +167,10 @@ class DeriveJobs:
     def close(self) -> None:
         """Release local files: no more jobs are run."""
         if self._opened is not None and self._opened.queries is not None:
-            self._opened.queries.close()
+            from penstock.runtime.prepared import close_queries
+
+            queries, self._opened.queries = self._opened.queries, None
+            close_queries(queries)
 
     async def transform(
         self, txn: DeriveTransaction, states: States, state: Json
@@ -208,21 +212,38 @@ class DeriveJobs:
             return self._opened
         from penstock.runtime.derive.publish_jobs import Publishing
         from penstock.runtime.derive.spark_engine import make_ready
-        from penstock.runtime.prepared import Queries
+        from penstock.runtime.prepared import open_queries
         from penstock.shuffle.slice import Slice
 
         await self._runner.start(txn.read_bytes)
-        spark, directory = self._runner.spark, self._runner.session_dir
+        spark = self._runner.spark
         make_ready(spark, self._task.lambdas.values())
-        if directory is not None:
+        if runs_here(spark):
             self.files.beside.mkdir(parents=True, exist_ok=True)
         routing = split_shards(self._task.leader_task.shards)
         self._opened = _Opened(
             slice=Slice(spark, self._planner, self._task.bindings, routing),
             publishing=Publishing(self._task.target),
-            queries=None if directory is None else Queries(spark, directory / "slots"),
+            queries=open_queries(spark) if runs_here(spark) else None,
+            transforms=self._transforms(),
         )
         return self._opened
+
+    def _transforms(self) -> dict[int, SparkTransform]:
+        from penstock.runtime.derive.spark_engine import SparkTransform
+
+        task = self._task
+        return {
+            at: SparkTransform(
+                lambda_,
+                self._bindings[at].collection,
+                task.target.spec,
+                nulls="explicit" if task.explicit_nulls else "missing",
+                name=task.leader_task.transforms[at].name,
+            )
+            for at, lambda_ in task.lambdas.items()
+            if at in self._bindings
+        }
 
     async def _reading(
         self,
@@ -375,13 +396,14 @@ class DeriveJobs:
 
         rows = {at: reading.at_hand() for at, reading in readings.items()}
         known = {at: some for at, some in rows.items() if some is not None}
-        frame: DataFrame | SmallFrame
+        frame: DataFrame | LentFrame
         if opened.queries is None or not few or len(known) < len(rows):
             frame = documents(published())
         else:
             schemas = {at: reading.schema for at, reading in readings.items()}
-            kinds = (self._shape_of(at, some, readings[at]) for at, some in deliveries.items())
-            frame = opened.queries.frame(known, schemas, prepared, key=(apart, *kinds))
+            kinds = (self._query_kind(at, some, readings[at]) for at, some in deliveries.items())
+            key = (self._task_kind, apart, *kinds)
+            frame = opened.queries.lend(known, schemas, prepared, key=key)
         with (
             opened.errors(),
             way.explaining(published),
@@ -390,15 +412,30 @@ class DeriveJobs:
         ):
             yield batches
 
-    def _shape_of(self, at: int, deliveries: Sequence[Delivery], reading: Reading) -> Hashable:
-        """Return all that the query over a binding's documents depends on, their columns too.
+    def _query_kind(self, at: int, deliveries: Sequence[Delivery], reading: Reading) -> Hashable:
+        """Return all that the query over a binding's documents depends on, in whatever task.
 
         Rows may be leveled because of other bindings, and then not be out of order by themselves.
         """
         binding = self._bindings[at]
         order = arranged(deliveries, delay=binding.read_delay).order
         foreign = refusals.are_foreign(binding, deliveries)
-        return at, foreign, order, reading.columns, reading.leveled
+        placed = at, binding.priority, binding.read_delay, len(self._bindings)
+        source = _without_names(binding.collection)
+        return *placed, source, foreign, order, reading.columns, reading.leveled
+
+    @functools.cached_property
+    def _task_kind(self) -> Hashable:
+        """What queries of tasks that are alike have in common; lambdas of Spark alone are shared.
+
+        Other code is run by Python workers, which are given the code of this very task.
+        """
+        task = self._task
+        if task.engine is not None:
+            return object()  # alike to no other
+        target = _without_names(task.target.spec)
+        lambdas = tuple(sorted(task.lambdas.items()))
+        return target, task.target.salt, lambdas, task.explicit_nulls, task.ordered
 
     def _published(
         self, opened: _Opened, deliveries: Deliveries, frames: Mapping[int, DataFrame]
@@ -425,16 +462,6 @@ class DeriveJobs:
             source = self._row_source(binding)
             return row_jobs.mapped(
                 frame, task.engine, source, self._row_target(), self.files, ordered=task.ordered
-            )
-        if at not in opened.transforms:
-            from penstock.runtime.derive.spark_engine import SparkTransform
-
-            opened.transforms[at] = SparkTransform(
-                task.lambdas[at],
-                binding.collection,
-                task.target.spec,
-                nulls="explicit" if task.explicit_nulls else "missing",
-                name=task.leader_task.transforms[at].name,
             )
         return opened.transforms[at].apply(
             frame, order=ORDER if task.ordered else None, uniform=len(task.bindings) > 1
@@ -603,3 +630,14 @@ def transform_reads(deliveries: Deliveries) -> dict[int, TransformRead]:
 
 def _frames(readings: Mapping[int, Reading]) -> dict[int, DataFrame]:
     return {at: reading.frame() for at, reading in readings.items()}
+
+
+def _without_names(spec: CollectionSpec) -> CollectionSpec:
+    """Return what a query can depend on of a collection."""
+    return CollectionSpec(
+        name="",
+        key=spec.key,
+        write_schema=spec.write_schema,
+        read_schema=spec.read_schema,
+        fields=spec.fields,
+    )

@@ -7,7 +7,7 @@ says of its endpoint. Nothing is changed anywhere yet; every mistake that can be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -15,12 +15,12 @@ import msgspec
 from penstock.errors import UserError
 from penstock.model import spec as specs
 from penstock.model.clock import duration
-from penstock.model.columns import columns
-from penstock.model.schema import compiled
-from penstock.model.spec import Catalog, Frozen, MaterializationBinding, MaterializationSpec
-from penstock.native.plan import ReductionPlan, compile_reduction
+from penstock.model.spec import Catalog, Frozen, MaterializationSpec
+from penstock.native.plan import ReductionPlan
 from penstock.runtime.close_policy import Band, ClosePolicy
 from penstock.runtime.connector.materialize import (
+    Constraint,
+    FieldVerdict,
     Foresees,
     Materialization,
     SinkTask,
@@ -30,16 +30,7 @@ from penstock.runtime.connector.materialize import (
 )
 from penstock.runtime.control import Control
 from penstock.runtime.history import History
-from penstock.runtime.materialize.fields import (
-    DOCUMENT,
-    Incompatible,
-    Mode,
-    Selected,
-    candidates,
-    choose,
-    select,
-    standard_verdict,
-)
+from penstock.runtime.materialize.fields import Incompatible, Mode, negotiate
 from penstock.runtime.materialize.leader import run_session
 from penstock.runtime.materialize.task import KIND, LeaderBinding, LeaderTask
 from penstock.runtime.ops import TaskKindName
@@ -421,14 +412,21 @@ def _bound(
     resource = given.resource.value
     path = connector.path(resource)
     delta = connector.delta_updates(resource)
-    schema = compiled(binding.collection.read_schema.text)
-    offered = candidates(binding.collection, schema, columns(schema.shape), binding.key)
-    _check_group(given, offered, where)
-    verdicts = {f.name: standard_verdict(f, delta_updates=delta) for f in offered}
-    verdicts |= connector.validate(path, offered, delta_updates=delta, state_key=binding.state_key)
-    plan = compile_reduction(schema, binding.key)
-    chosen = select(offered, verdicts, given.fields, where=where)
-    selected = _chosen(chosen, plan, given, connector, delta_updates=delta, where=where)
+    was = None if history is None else _past(spec, binding, connector, history)[1]
+
+    def verdicts(fields: Sequence[TargetField]) -> Mapping[str, FieldVerdict]:
+        found = connector.validate(path, fields, delta_updates=delta, state_key=binding.state_key)
+        return found if was is None else _without_renamed(found, fields, was)
+
+    selected, plan = negotiate(
+        binding.collection,
+        binding.key,
+        given.fields,
+        verdicts,
+        connector.can_reduce,
+        delta_updates=delta,
+        where=where,
+    )
     stored = selected.fields
     needed = None if selected.mode is not Mode.PUSHDOWN else [f.pointer for f in stored]
     return BoundTarget(
@@ -455,35 +453,21 @@ def _bound(
     )
 
 
-def _chosen(
-    fields: Sequence[TargetField],
-    plan: ReductionPlan,
-    given: MaterializationBinding,
-    connector: Materialization,
-    *,
-    delta_updates: bool,
-    where: str,
-) -> Selected:
-    try:
-        return choose(
-            fields,
-            plan,
-            delta_updates=delta_updates,
-            document_required=any(name == DOCUMENT for name, _ in given.fields.require),
-            can_reduce=connector.can_reduce,
-        )
-    except UserError as error:
-        raise UserError(error.what, where=where, why=error.why, fix=error.fix) from None
+def _without_renamed(
+    found: Mapping[str, FieldVerdict], fields: Sequence[TargetField], was: Target
+) -> dict[str, FieldVerdict]:
+    """Drop objections to another name of a location whose column the task has filled.
 
-
-def _check_group(given: MaterializationBinding, offered: Sequence[TargetField], where: str) -> None:
-    if not any(field.is_key for field in offered):
-        raise UserError(
-            "no field shows the key of the rows",
-            where=where,
-            why=f"groupBy: {', '.join(given.fields.group_by) or 'none'}",
-            fix="group by fields that the collection has",
-        )
+    An endpoint would rather keep the column that it has; but this one is renamed with its values.
+    """
+    names = {field.name for field in was.fields}
+    shown = {field.pointer for field in was.fields}
+    renamed = {f.name for f in fields if f.name not in names and f.pointer in shown}
+    return {
+        name: verdict
+        for name, verdict in found.items()
+        if name not in renamed or verdict.constraint is not Constraint.OPTIONAL
+    }
 
 
 def _check_locations(

@@ -2,7 +2,8 @@
 
 **Selection.** Every location that a schema names is a field. The connector says what it thinks of
 each (`Verdict`), the catalog may require and exclude some, and what is left is chosen: keys, then
-what either side requires, then what is recommended down to a depth, one field per location.
+what either side requires, then what is recommended down to a depth, one field per location. Of
+several fields of one location, one that the catalog declares wins over the schema's own.
 
 **Mode.** How a document that is stored and the new ones of a transaction become one:
 
@@ -26,12 +27,12 @@ from typing import Final
 
 from penstock.errors import UserError
 from penstock.model import pointer
-from penstock.model.columns import Column, Kind
+from penstock.model.columns import Column, Kind, column_at, columns
 from penstock.model.reduce import Strategy
-from penstock.model.schema import CompiledSchema
+from penstock.model.schema import CompiledSchema, compiled
 from penstock.model.shape import Shape, locate
-from penstock.model.spec import CollectionSpec, FieldSelection
-from penstock.native.plan import Members, Node, ReductionPlan, Value
+from penstock.model.spec import CollectionSpec, Field, FieldSelection
+from penstock.native.plan import Members, Node, ReductionPlan, Value, compile_reduction
 from penstock.runtime.connector.materialize import Constraint, FieldVerdict, TargetField
 
 DOCUMENT: Final = "flow_document"
@@ -66,10 +67,18 @@ class Incompatible(UserError):
 def candidates(
     collection: CollectionSpec, schema: CompiledSchema, layout: Column, key: Sequence[str]
 ) -> tuple[TargetField, ...]:
-    """Every field that could be a column, in the order of names; of the stamp, none is stored."""
+    """Every field that could be a column; of the stamp, none is stored.
+
+    In the order of preference: the key in its own order, then what the catalog declares, by name.
+    """
+
+    def preference(field: Field) -> tuple[int, bool, str]:
+        position = key.index(field.location) if field.location in key else len(key)
+        return position, not field.declared, field.name
+
     found = []
-    for field in collection.fields:
-        column = _column_at(layout, field.location)
+    for field in sorted(collection.fields, key=preference):
+        column = column_at(layout, field.location, declared=field.declared)
         if column is None:
             continue
         shape, exists = locate(schema.shape, field.location)
@@ -88,19 +97,6 @@ def candidates(
 
 def _default(shape: Shape) -> bool | int | str | None:
     return shape.default if isinstance(shape.default, bool | int | str) else None
-
-
-def _column_at(layout: Column, location: str) -> Column | None:
-    """The column of a location; inside of JSON text, JSON text. None if it is never stored."""
-    column = layout
-    for name in pointer.parse(location):
-        if column.kind is Kind.JSON:
-            return Column(kind=Kind.JSON, nullable=True)
-        member = next((m for m in column.members if m.name == name), None)
-        if column.kind is not Kind.STRUCT or member is None or member.column is None:
-            return None
-        column = member.column
-    return column
 
 
 def standard_verdict(field: TargetField, *, delta_updates: bool) -> FieldVerdict:
@@ -128,7 +124,10 @@ def select(
     *,
     where: str,
 ) -> tuple[TargetField, ...]:
-    """The fields to store: the key first, the document last."""
+    """The fields to store: the key first and in its own order, then by name, the document last.
+
+    `given` is in the order of preference (`candidates`).
+    """
     by_name = {field.name: field for field in given}
     required = dict(selection.require)
     for name in (*required, *selection.exclude):
@@ -136,7 +135,7 @@ def select(
             raise _refused(name, where, "the collection has no such field", "check its spelling")
     chosen: dict[str, TargetField] = {}
     locations: set[str] = set()
-    for field in sorted(given, key=lambda f: (not f.is_key, f.name not in required, f.name)):
+    for field in sorted(given, key=lambda f: (not f.is_key, f.name not in required)):
         verdict = verdicts.get(field.name, standard_verdict(field, delta_updates=False))
         excluded = field.name in selection.exclude
         match verdict.constraint:
@@ -170,7 +169,9 @@ def select(
             chosen[field.name] = field
             locations.add(field.pointer)
     _check_folding(chosen, where)
-    return tuple(sorted(chosen.values(), key=lambda f: (not f.is_key, f.is_document, f.name)))
+    keys = [field for field in given if field.is_key and field.name in chosen]
+    others = [field for field in chosen.values() if not field.is_key]
+    return (*keys, *sorted(others, key=lambda f: (f.is_document, f.name)))
 
 
 def _within(field: TargetField, depth: int | None) -> bool:
@@ -200,6 +201,47 @@ def _incompatible(name: str, where: str, why: str) -> Incompatible:
 
 def _refused(name: str, where: str, why: str, fix: str) -> UserError:
     return UserError(f"field {name} cannot be stored as asked", where=where, why=why, fix=fix)
+
+
+def negotiate(
+    collection: CollectionSpec,
+    key: Sequence[str],
+    selection: FieldSelection,
+    verdicts: Callable[[Sequence[TargetField]], Mapping[str, FieldVerdict]],
+    can_reduce: Callable[[TargetField], bool],
+    *,
+    delta_updates: bool,
+    where: str,
+) -> tuple[Selected, ReductionPlan]:
+    """Settle the fields of a binding, and how they are kept; raises `UserError`.
+
+    `verdicts` asks the connector for those that differ from the standard's.
+    """
+    schema = compiled(collection.read_schema.text)
+    offered = candidates(collection, schema, columns(schema.shape), key)
+    shown = {field.pointer for field in offered}
+    if missing := [location for location in key if location not in shown]:
+        raise UserError(
+            f"no field shows {missing[0]}",
+            where=where,
+            why="it is a part of the key of the rows",
+            fix="give it a name in projections of the collection",
+        )
+    standard = {f.name: standard_verdict(f, delta_updates=delta_updates) for f in offered}
+    chosen = select(offered, {**standard, **verdicts(offered)}, selection, where=where)
+    plan = compile_reduction(schema, key)
+    required = any(name == DOCUMENT for name, _ in selection.require)
+    try:
+        selected = choose(
+            chosen,
+            plan,
+            delta_updates=delta_updates,
+            document_required=required,
+            can_reduce=can_reduce,
+        )
+    except UserError as error:
+        raise UserError(error.what, where=where, why=error.why, fix=error.fix) from None
+    return selected, plan
 
 
 # ------------------------------------------------------------------------------------------ mode

@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,8 +40,7 @@ from penstock.journal.frames import map_rows
 from penstock.model.columns import Column
 from penstock.native.arrow import to_arrow
 from penstock.native.arrow_types import arrow_schema
-from penstock.native.collect import collect_batches
-from penstock.native.direct import SmallFrame
+from penstock.native.collect import LentFrame, collect_batches
 from penstock.native.keys import key_hash, shard_index
 from penstock.native.reduce import FrameReduction, flag_column, shared_reduction
 from penstock.native.reduce import key_columns as reduction_keys
@@ -177,9 +176,19 @@ def combination(
         spark,
         bound.plan,
         order=order,
-        full=bound.mode in (Mode.REPLACE, Mode.PUSHDOWN),
+        full=_is_full(bound),
         columns=None if foreign else bound.columns,
     )
+
+
+def combination_kind(bound: BoundTarget, *, foreign: bool) -> Hashable:
+    """Return what combinations have in common that differ in their order alone."""
+    columns = None if foreign else bound.columns
+    return bound.plan.schema.text, bound.plan.key, _is_full(bound), columns, foreign
+
+
+def _is_full(bound: BoundTarget) -> bool:
+    return bound.mode in (Mode.REPLACE, Mode.PUSHDOWN)
 
 
 def reduce_into_stored(
@@ -221,7 +230,7 @@ def stage(
 
 def stage_here(
     jobs: Sequence[BindingJob],
-    frame: DataFrame | SmallFrame,
+    frame: DataFrame | LentFrame,
     workers: Workers,
     identity: JobIdentity,
 ) -> StagedManifest:

@@ -7,7 +7,7 @@ transaction's rows come to the leader, by a query that is planned once (`runtime
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +32,7 @@ from penstock.shuffle.order import Order, arranged
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.native.direct import SmallFrame
+    from penstock.native.collect import LentFrame
     from penstock.runtime.materialize.build import MaterializationTask
     from penstock.runtime.materialize.jobs import BindingJob, ShardCounts, StagedManifest
     from penstock.runtime.materialize.transaction import Transaction
@@ -148,7 +148,10 @@ class TransactionJobs:
     def close(self) -> None:
         """Release local files: no more jobs are run."""
         if self._queries is not None:
-            self._queries.close()
+            from penstock.runtime.prepared import close_queries
+
+            queries, self._queries = self._queries, None
+            close_queries(queries)
 
     # ----------------------------------------------------------------------------------- the jobs
 
@@ -164,13 +167,13 @@ class TransactionJobs:
         """Return what reads documents; Spark is started for it if it must."""
         if self._slice is not None:
             return self._slice
-        from penstock.runtime.prepared import Queries
+        from penstock.runtime.prepared import open_queries
         from penstock.shuffle.slice import Slice
 
         await self._runner.start(txn.read_bytes)
         spark = self._runner.spark
-        if (directory := self._runner.session_dir) is not None:
-            self._queries = Queries(spark, directory / "slots")
+        if runs_here(spark):
+            self._queries = open_queries(spark)
         routing = split_shards(self._shards)
         self._slice = Slice(spark, self._planner, self._task.bindings, routing)
         return self._slice
@@ -288,7 +291,7 @@ class TransactionJobs:
 
     def _small_frame(
         self, deliveries: Mapping[int, Sequence[Delivery]], readings: Mapping[int, Reading]
-    ) -> DataFrame | SmallFrame:
+    ) -> DataFrame | LentFrame:
         """Return the combined rows of a small transaction, in one partition.
 
         Those that all came with records are read by a query that is planned already.
@@ -307,12 +310,17 @@ class TransactionJobs:
         known = {binding: some for binding, some in rows.items() if some is not None}
         if self._queries is None or len(known) < len(rows):
             return united({binding: reading.frame() for binding, reading in readings.items()})
-        kinds = (
-            (binding, *_kind(self._targets[binding].binding, some))
-            for binding, some in deliveries.items()
-        )
+        kinds = tuple(self._query_kind(binding, some) for binding, some in deliveries.items())
         schemas = {binding: reading.schema for binding, reading in readings.items()}
-        return self._queries.frame(known, schemas, united, key=tuple(kinds))
+        return self._queries.lend(known, schemas, united, key=("combine", *kinds))
+
+    def _query_kind(self, binding: int, deliveries: Sequence[Delivery]) -> Hashable:
+        """Return all that combining a binding's documents depends on, in whatever task."""
+        from penstock.runtime.materialize import jobs
+
+        bound = self._targets[binding]
+        foreign, order = _kind(bound.binding, deliveries)
+        return binding, order, jobs.combination_kind(bound, foreign=foreign)
 
     async def _stage_reduced(
         self, txn: Transaction, workers: Workers, attempt: int
