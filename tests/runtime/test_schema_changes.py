@@ -107,7 +107,6 @@ CHANGES = {
         column="w",
         about="w",
         collection=({}, {"projections": {"w": "/v"}}),
-        binding=({}, {"fields": {"recommended": True, "exclude": ["v"]}}),
     ),
     "a projection of another location": Change(
         _schema(v=TEXT, w=TEXT),
