@@ -13,7 +13,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 PEERS := bench/penstock_bench/peers/requirements.txt
 JOBS ?= 2
 
-.PHONY: help setup demo test unit lint fix bench chaos proto upgrade clean
+.PHONY: help setup demo test unit lint fix docs bench chaos proto upgrade clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -82,6 +82,9 @@ lint: .venv/dev ## format, lint, types, imports, spelling
 fix: .venv/dev ## fix what the formatter and the linter can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: .venv/dev ## write the generated parts of docs/ (the tests say when they are stale)
+	@PYTHONPATH=scripts $(BIN)/python -m penstock_docs
 
 SOAK := tests/chaos/test_cluster_soak.py
 chaos: setup .venv/dev ## the long runs: kill -9, paused processes, cut connections (SECONDS=60 each; a cluster: 600)

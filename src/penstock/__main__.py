@@ -10,13 +10,16 @@ def main() -> None:
 
     Only then is anything else imported: most of the time of a short command would go there.
     """
-    from penstock.warm.client import run_elsewhere
+    try:
+        from penstock.warm.client import run_elsewhere
 
-    code = run_elsewhere(sys.argv[1:])
-    if code is not None:
-        sys.exit(code)
-    from penstock.cli.main import main as run_here
-
+        code = run_elsewhere(sys.argv[1:])
+        if code is not None:
+            sys.exit(code)
+        from penstock.cli.main import main as run_here
+    except KeyboardInterrupt:
+        sys.stderr.write("penstock: stopped; nothing was begun\n")
+        sys.exit(130)
     run_here()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.catalog import desired
-from penstock.catalog.desired import ApplyResult, NothingApplied, TableEffect
+from penstock.catalog.desired import ApplyResult, Name, NothingApplied, TableEffect
 from penstock.catalog.evolution import fits_stored
 from penstock.connectors import builtin
 from penstock.errors import PenstockError
@@ -21,7 +21,7 @@ from penstock.runtime.history import load_history
 from penstock.runtime.kinds import Outlook, outlooks, reads_of, refill_fix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from penstock.catalog.build import BuildResult
     from penstock.consensus.store import Consensus
@@ -34,10 +34,18 @@ _HOW: Final[Mapping[OnIncompatible, str]] = {
 }
 
 
-async def apply(store: Consensus, built: BuildResult, *, dry_run: bool = False) -> ApplyResult:
+async def apply(
+    store: Consensus,
+    built: BuildResult,
+    *,
+    dry_run: bool = False,
+    files: Sequence[str] | None = None,
+    may_remove: Collection[Name] | None = None,
+) -> ApplyResult:
     """Make a catalog the desired state; raises `ChangeRefused` with everything that is against it.
 
-    The result says what happens to tables when their tasks run next.
+    The result says what happens to tables when their tasks run next. `files` and `may_remove` are
+    as for `desired.apply`.
     """
     effects = await table_effects(store, built.catalog)
     applied = await desired.apply(
@@ -46,6 +54,8 @@ async def apply(store: Consensus, built: BuildResult, *, dry_run: bool = False) 
         check=fits_stored(store, built.collections),
         objections=[_objection(each) for each in effects if each.how == "refused"],
         dry_run=dry_run,
+        files=files,
+        may_remove=may_remove,
     )
     return dataclasses.replace(applied, tables=tuple(effects))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock import wall_clock
 from penstock.catalog.schema_bundle import with_inferred
 from penstock.connectors import builtin
+from penstock.consensus.statelog import Fenced
 from penstock.engine import EngineOptions, Lifetime, open_spark
 from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import open_blobs
@@ -26,7 +28,7 @@ from penstock.model.domain import domain_of
 from penstock.model.observed import Observed
 from penstock.model.spec import Catalog, CollectionSpec, Endpoint, Frozen, MaterializationSpec
 from penstock.runtime import requests
-from penstock.runtime.awaited import ENDPOINT, STORE, Awaited
+from penstock.runtime.awaited import ENDPOINT, IN_REPORT, STORE, Awaited
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.common import Connector
 from penstock.runtime.connector.materialize import Materialization
@@ -34,6 +36,7 @@ from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
 from penstock.runtime.diagnosis import time_text
 from penstock.runtime.graph import Stage, TaskNode, stages
 from penstock.runtime.history import History, load_history
+from penstock.runtime.introspection import Command, Introspection
 from penstock.runtime.kinds import (
     Connect,
     TaskDisabled,
@@ -46,12 +49,16 @@ from penstock.runtime.kinds import (
     shards_of,
     writes_of,
 )
+from penstock.runtime.leadership import RELEASE_S, IfBusy, release
+from penstock.runtime.recovery import log_name
 from penstock.runtime.refusals import RefusedDocument
 from penstock.runtime.reports import reporting
 from penstock.runtime.session import RunnableTask, World
-from penstock.runtime.supervise import Patience, is_transient, supervise
+from penstock.runtime.supervise import Patience, is_transient, one_line, supervise
+from penstock.runtime.task_log import LEVELS, task_log
 from penstock.runtime.waiting import interruptible
 from penstock.scope import Work, working_for
+from penstock.servicekit.logs import fields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,8 +75,14 @@ SHORT_BYTES: Final = 32 << 20
 """Stored documents up to which a run that ends is over before well compiled code pays: 2,000,000
 small ones, of 10 MiB, took 17 s instead of 23 without, and 20,000,000 took 50 s instead of 37."""
 
+FAILED_TASK: Final = "failed_task"
+"""The attribute of log records that say that a task has failed."""
+
 FAILURES_MAX: Final = 5
 """Sessions in a row that may fail for want of an endpoint before a batch run gives up."""
+
+UNREAD_S_MAX: Final = 60.0
+"""Seconds for which they may, if none of them reads anything."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +156,9 @@ def _does_nothing(spec: TaskSpec) -> bool:
     return does_nothing(spec) and not isinstance(spec, MaterializationSpec)
 
 
-def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
+def make_world(
+    settings: Settings, store: Consensus, *, ends: bool = False, command: Command = "run"
+) -> World:
     """Where leaders live, as these settings say; `ends` if Spark does, with what is there now."""
     options = EngineOptions(master=settings.master, conf=settings.conf)
 
@@ -159,12 +174,15 @@ def make_world(settings: Settings, store: Consensus, *, ends: bool = False) -> W
         now=wall_clock.now,
         entropy=os.urandom,
         local_dir=(settings.data / "between").resolve(),
+        introspection=Introspection(time.time, command=command),
     )
 
 
-async def open_world(settings: Settings, store: Consensus, *, ends: bool = False) -> World:
+async def open_world(
+    settings: Settings, store: Consensus, *, ends: bool = False, command: Command = "run"
+) -> World:
     """`make_world` for tasks that are to run: its blob store is the one of this consensus store."""
-    world = make_world(settings, store, ends=ends)
+    world = make_world(settings, store, ends=ends, command=command)
     await Ownership(world.planner.journals, world.planner.blobs).check()
     return world
 
@@ -176,13 +194,16 @@ async def run_graph(
     *,
     shards: int | None = None,
     stop: StopHandle | None = None,
+    if_busy: IfBusy = IfBusy.WAIT,
+    takes_from_up: bool = False,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
 ) -> list[TaskRun]:
     """Run tasks until all have caught up with what is there now, and with each other.
 
     A task starts when those whose output it reads have caught up. One that fails stops no other:
     the tasks that read its output go on with what it has published. Tasks that read each other's
-    output in a circle are run until none of them finds anything new.
+    output in a circle are run until none of them finds anything new. `if_busy` says what is done
+    about a task that a living process runs.
     """
     store = world.planner.journals.store
     nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
@@ -198,6 +219,8 @@ async def run_graph(
             revision,
             shards=shards,
             stop=stop,
+            if_busy=if_busy,
+            takes_from_up=takes_from_up,
             on_progress=on_progress,
             run=runs[at],
         )
@@ -234,6 +257,8 @@ async def run_until(
     *,
     shards: int | None = None,
     stop: StopHandle | None = None,
+    if_busy: IfBusy = IfBusy.TAKE_OVER,
+    takes_from_up: bool = False,
     on_progress: Callable[[TaskRun, TransactionSummary], None] = lambda _, __: None,
     run: TaskRun | None = None,
 ) -> TaskRun:
@@ -251,6 +276,8 @@ async def run_until(
     control = Control(
         until_revision=revision,
         on_progress=progressed,
+        if_busy=if_busy,
+        takes_from_up=takes_from_up,
         activity=world.introspection.task(kind_of(spec), spec.name),
     )
     if stop is not None:
@@ -289,24 +316,75 @@ async def keep_running(
         if not await control.stoppable(_may_run(spec, world, control)):
             return
         control.activity.starts()
-        while True:
-            known = await _learnt(catalog, world)
-            catalog = _with_inferred(catalog, known)
+        fenced = False
+        async with _kept_log(spec, world):
             try:
-                building = _built(catalog, spec, shards, world, control, failures_max)
-                task = await control.stoppable(building)
-                await supervise(task, world, control, Patience(failures_max=failures_max))
-            except TaskDisabled as disabled:
-                if control.until_revision is None:
-                    raise  # it is tried again in a while
-                _log.warning("%s; %s", disabled.what, disabled.fix)
-                return
-            except RefusedDocument:
-                if await _learnt(catalog, world) == known:
-                    raise
-                _log.info("%s: goes on with a wider schema", spec.name)
-            else:
-                return
+                await _kept_running(catalog, spec, world, control, shards, failures_max)
+            except PenstockError as error:
+                fenced = isinstance(error, Fenced)
+                if not isinstance(error, StoppedEarly):
+                    _log.error("%s: %s", spec.name, one_line(error), extra=_remedy(error))
+                raise
+            finally:
+                if not fenced:
+                    await _released(spec, world)
+
+
+async def _kept_running(
+    catalog: Catalog,
+    spec: TaskSpec,
+    world: World,
+    control: Control,
+    shards: int | None,
+    failures_max: int | None,
+) -> None:
+    patience = Patience(
+        failures_max=failures_max, unread_s_max=None if failures_max is None else UNREAD_S_MAX
+    )
+    while True:
+        known = await _learnt(catalog, world)
+        catalog = _with_inferred(catalog, known)
+        try:
+            building = _built(catalog, spec, shards, world, control, patience)
+            task = await control.stoppable(building)
+            await supervise(task, world, control, patience)
+        except TaskDisabled as disabled:
+            if control.until_revision is None:
+                raise  # it is tried again in a while
+            _log.warning("%s; %s", disabled.what, disabled.fix)
+            return
+        except RefusedDocument:
+            if await _learnt(catalog, world) == known:
+                raise
+            _log.info("%s: continues with a wider schema", spec.name)
+        else:
+            return
+
+
+def _kept_log(spec: TaskSpec, world: World) -> contextlib.AbstractAsyncContextManager[None]:
+    """From the first moment: what keeps a task from being built is in its log, too."""
+    return task_log(
+        world.planner,
+        kind=kind_of(spec),
+        task=spec.name,
+        level=LEVELS[shards_of(spec).log_level],
+        now=world.now,
+        entropy=world.entropy,
+    )
+
+
+def _remedy(error: PenstockError) -> dict[str, object]:
+    """What else an error says, and that this is the end of its task: a view may show it better."""
+    told = {name: text for name in ("where", "fix") if (text := getattr(error, name))}
+    return {**fields(**told), FAILED_TASK: True}
+
+
+async def _released(spec: TaskSpec, world: World) -> None:
+    """Let others run the task; whoever waits for it would notice the end of this process, too."""
+    store, log = world.planner.journals.store, log_name(kind_of(spec), spec.name)
+    with contextlib.suppress(TimeoutError, PenstockError):
+        async with asyncio.timeout(RELEASE_S):
+            await release(store, log, world.introspection.id)
 
 
 def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
@@ -317,7 +395,7 @@ def what_went_wrong(spec: TaskSpec, error: Exception) -> PenstockError:
     return Bug(
         f"an unexpected error: {type(error).__name__}: {error}",
         where=f"task {spec.name}",
-        fix="report it, with the log; the task goes on from its last transaction",
+        fix="report it, with the log; the task continues after its last transaction",
     )
 
 
@@ -364,10 +442,10 @@ async def _built(
     shards: int | None,
     world: World,
     control: Control,
-    failures_max: int | None,
+    patience: Patience,
 ) -> RunnableTask:
     """Build a task; again in a while, if its endpoint cannot be asked just now."""
-    failures = 0
+    failures, began = 0, time.monotonic()
     while True:
         try:
             history = None
@@ -377,9 +455,10 @@ async def _built(
             return await build_stoppably(catalog, spec, control, shards=shards, history=history)
         except PenstockError as error:
             failures += 1
-            if not is_transient(error) or failures == failures_max:
+            if not is_transient(error) or patience.is_over(failures, time.monotonic() - began):
                 raise
-            _log.warning("%s: %s; trying again", spec.name, error.what)
+            again = "%s: %s; trying again"
+            _log.warning(again, spec.name, error.what, extra={IN_REPORT: True})
             wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
             control.activity.fails(error, count=failures, retry_in_s=wait_s)
             await asyncio.sleep(wait_s)

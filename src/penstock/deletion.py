@@ -108,7 +108,7 @@ def _leaves(spec: TaskSpec) -> Sequence[str]:
     if isinstance(spec, MaterializationSpec):
         return (
             "its tables stay at the endpoint, and its row in penstock_checkpoints, where the "
-            "endpoint has such a table; drop them there if nobody needs them",
+            "endpoint has such a table; drop them there if they are not needed",
             files,
         )
     written = ", ".join(sorted(writes_of(spec)))

@@ -39,13 +39,14 @@ def check_not_lost(settings: Settings) -> None:
         return
     blobs = open_blobs(settings.blob)
     if is_used(blobs):
+        file = sqlite_path(settings.consensus)
         raise UserError(
-            "the consensus store is missing, but the blob store has objects",
-            where=str(sqlite_path(settings.consensus)),
-            why=f"they are in {blobs}; without the consensus store they cannot be read",
-            fix="restore it from a backup, or check --data, --consensus and --blob. A new "
-            "deployment needs its own blob store, or prefix in one; to start over here, remove "
-            "the objects",
+            f"{file.name} is missing, but the blob store has objects",
+            where=str(file),
+            why=f"the objects are in {blobs}, and cannot be read without {file.name}",
+            fix=f"restore {file.name} from a backup; do not apply a catalog. If --data, --blob or "
+            "--consensus is wrong, correct it. A new deployment needs its own blob store; to "
+            "start over here, remove the objects",
         )
 
 

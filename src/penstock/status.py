@@ -21,8 +21,9 @@ from penstock.consensus.statelog import load as load_log
 from penstock.errors import PenstockError, UserError
 from penstock.journal.journals import Journals
 from penstock.journal.state import JournalState
-from penstock.model.clock import Clock, Producer, to_unix
+from penstock.model.clock import Clock, Producer, duration, elapsed, to_unix
 from penstock.model.spec import CaptureSpec, Catalog, MaterializationSpec
+from penstock.retention import readings
 from penstock.runtime import requests
 from penstock.runtime.diagnosis import (
     Facts,
@@ -46,6 +47,7 @@ from penstock.runtime.kinds import (
 )
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.recovery import (
+    LEADER,
     Generation,
     Layout,
     Recovered,
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TaskStatus:
     """A task, and what it does."""
 
@@ -78,6 +80,14 @@ class TaskStatus:
     """What the process that runs it says of it."""
     process: ProcessFacts | None
     at: float
+    holds: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Collections with documents that only stay because the task has not read them: their
+    retention, in seconds."""
+
+    def __repr__(self) -> str:
+        behind = "" if self.lag_docs is None else f", {self.lag_docs} documents behind"
+        waits = f", waits for {self.waits_for}" if self.waits_for else ""
+        return f"<{self.kind} {self.task}: {self.state}{behind}{waits}>"
 
     @property
     def state(self) -> str:
@@ -141,6 +151,7 @@ class TaskStatus:
             "transactions": 0 if running is None else running.transactions,
             "documents": 0 if running is None else running.documents,
             "process": None if self.process is None else self.process.name,
+            "holds_retention": sorted(self.holds),
             "uncommitted": []
             if lag is None
             else [
@@ -212,6 +223,7 @@ class _Gathering:
         stopped = await requests.all_stopped(self._store)
         recovered = await asyncio.gather(*map(self._recovered, specs))
         journals = await self._journals(frozenset[str]().union(*map(reads_of, specs)))
+        holds = await self._holds()
         nodes = [TaskNode(name=s.name, reads=reads_of(s), writes=writes_of(s)) for s in specs]
         found: dict[int, TaskStatus] = {}
         for stage in stages(nodes):  # what a task waits for is known before it is asked about
@@ -223,6 +235,7 @@ class _Gathering:
                     recovered=known,
                     lag=None if bindings is None else self._lag(bindings, known, journals),
                     upstream=self._upstream(at, found, stage.tasks),
+                    holds=holds.get(specs[at].name, {}),
                 )
         return [found[at] for at in range(len(specs))]
 
@@ -234,6 +247,24 @@ class _Gathering:
             for name, found in zip(names, listed, strict=True)
         }
 
+    async def _holds(self) -> dict[str, dict[str, int]]:
+        """Return by task the collections whose retention waits for it."""
+        kept = {
+            each.name: each.fragments.retention_s
+            for each in self._catalog.collections
+            if each.fragments.retention_s
+        }
+        found: dict[str, dict[str, int]] = {}
+        if not kept:
+            return found
+        journals = await self._journals(kept)
+        for name, some in (await readings(self._store, self._catalog, kept)).items():
+            before = elapsed(self._now, duration(kept[name]))
+            for reading in some:
+                if reading.holds(journals[name], before):
+                    found.setdefault(reading.task, {})[name] = kept[name]
+        return found
+
     def _status(
         self,
         spec: TaskSpec,
@@ -242,6 +273,7 @@ class _Gathering:
         recovered: Recovered,
         lag: Lag | None,
         upstream: Sequence[Upstream],
+        holds: Mapping[str, int],
     ) -> TaskStatus:
         kind = kind_of(spec)
         process, report = self._reported.of(kind, spec.name)
@@ -266,6 +298,7 @@ class _Gathering:
             report=report,
             process=about,
             at=self._at,
+            holds=holds,
         )
 
     def _process(self, process: ProcessReport) -> ProcessFacts:
@@ -300,7 +333,8 @@ class _Gathering:
         """Return what a task has committed, and what it reads; no bindings if that is unknown."""
         log = log_name(kind_of(spec), spec.name)
         entries = (await load_log(self._store, recovery_key(log), RecoveryMachine())).state
-        if not entries and isinstance(spec, MaterializationSpec) and spec.renamed_from:
+        unused = not entries.keys() - {LEADER}
+        if unused and isinstance(spec, MaterializationSpec) and spec.renamed_from:
             old = recovery_key(log_name("materialization", spec.renamed_from))
             entries = (await load_log(self._store, old, RecoveryMachine())).state
         try:

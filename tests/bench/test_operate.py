@@ -147,7 +147,7 @@ def test_no_event_log_is_not_no_jobs(tmp_path: Path) -> None:
 
 
 def test_the_admin_address_is_in_the_log() -> None:
-    said = "applied\nwhat tasks do: http://127.0.0.1:4711/introspection/v1\nmore\n"
+    said = "applied\nstate of tasks: http://127.0.0.1:4711/introspection/v1\nmore\n"
     assert running_up.find_address(said) == ("127.0.0.1", 4711)
     assert running_up.find_address("applied\n") is None
 

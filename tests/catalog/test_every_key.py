@@ -215,7 +215,7 @@ READ_BY = {
     "Field.partition": "model/spec.py: if f.partition",
     "Fragments.codec": "journal/fragments.py: collection.fragments.codec",
     "Fragments.length_bytes": "journal/fragments.py: collection.fragments.length_bytes",
-    "Fragments.retention_s": "",
+    "Fragments.retention_s": "retention.py: each.fragments.retention_s",
     "CollectionSpec.name": "journal/journals.py: name",
     "CollectionSpec.key": "journal/fragments.py: collection.key",
     "CollectionSpec.write_schema": "journal/fragments.py: collection.write_schema",

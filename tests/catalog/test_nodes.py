@@ -1,9 +1,11 @@
 """The YAML dialect: JSON's scalars, positions of everything, and limits."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,3 +139,10 @@ def test_what_cannot_be_read_is_said_once(text: str, message: str) -> None:
 def test_depth_up_to_the_limit_is_fine() -> None:
     text = "[" * DEPTH_MAX + "]" * DEPTH_MAX
     assert read(text).plain() == json.loads(text)
+
+
+def test_stock_yaml_reads_the_template_alike() -> None:
+    template = Path(__file__).parents[2] / "src/penstock/catalog/templates/demo/catalog.yaml"
+    text = template.read_text(encoding="utf-8")
+    stock = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - strings only
+    assert list(read(text).members) == list(stock)

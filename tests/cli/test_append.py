@@ -11,7 +11,7 @@ import pytest
 
 from cli.documents import jsonl, penstock, start, with_catalog
 from penstock.catalog import intake
-from penstock.catalog.append import REFUSALS_SHOWN
+from penstock.journal.frame_append import REFUSALS_SHOWN
 from penstock.native.take import TEXT_MAX
 
 

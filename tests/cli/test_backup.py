@@ -305,7 +305,7 @@ def test_objects_that_were_copied_before_the_snapshot_are_not_enough(here: Path)
     taken = command("gc", "--take-over", "--data", "copy", cwd=here)
     assert taken.exit_code == 1
     assert len(taken.stdout.splitlines()) == 1
-    assert "1 objects that journals name are missing" in taken.stderr
+    assert "missing: 1 object named by journals" in taken.stderr
 
 
 def test_the_page_names_commands_and_options_that_exist() -> None:

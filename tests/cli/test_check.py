@@ -147,12 +147,6 @@ def test_secrets_need_not_be_set_where_a_catalog_is_only_checked(tmp_path: Path)
     assert penstock("check", ".", "--without-secrets", cwd=tmp_path).returncode == 0
 
 
-def test_print_schema_is_a_json_schema(tmp_path: Path) -> None:
-    done = penstock("check", "--print-schema", cwd=tmp_path)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["properties"]["collections"]["type"] == "object"
-
-
 def test_without_a_catalog_the_usage_is_wrong(tmp_path: Path) -> None:
     done = penstock("check", cwd=tmp_path)
     assert done.returncode == 2

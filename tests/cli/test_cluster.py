@@ -102,7 +102,9 @@ def test_t46_a_process_of_one_domain_has_every_setting_of_its_parent(
         pytest.param("http://127.0.0.1:7100", 2, "it is not grpc://host:port", id="a web address"),
         pytest.param("grpc://me:secret@h:1", 2, "it holds a password", id="a password"),
         pytest.param("grpc://example.com:1?token_file=x", 2, "without TLS", id="a token in clear"),
-        pytest.param("grpc://127.0.0.1:7100", 1, "there is nothing here yet", id="no deployment"),
+        pytest.param(
+            "grpc://127.0.0.1:7100", 1, "there is no deployment here yet", id="no deployment"
+        ),
     ],
 )
 def test_a_controller_is_refused_what_cannot_be_meant(

@@ -20,7 +20,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 UNIT = ROOT / "deploy" / "penstock-persistd.service"
 
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-_CALL = re.compile(r"(?:^|[\s`|(/])penstock\s+(?P<command>[a-z][a-z-]*)(?P<rest>[^`\n|]*)")
+_CALL = re.compile(r"(?:^|[\s`|(/])penstock[ \t]+(?P<command>[a-z][a-z-]*)(?P<rest>[^`\n|]*)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from penstock.cli import doctor
 from penstock.cli.main import app
+from penstock.journal.blobs import open_blobs
+from support.s3 import SECRET_KEY, running_s3
 
 
 @pytest.fixture
@@ -37,8 +39,37 @@ def test_what_is_wrong_comes_with_a_fix_and_without_secrets(tmp_path: Path) -> N
     assert result.exit_code == 1
     assert "FAIL data" in result.stdout
     assert "FAIL consensus" in result.stdout
-    assert result.stdout.count("fix:") == 2
+    assert "FAIL blob" in result.stdout
+    assert result.stdout.count("fix:") == 3
     assert "hunter2" not in result.output
+
+
+@pytest.fixture
+def only_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_CHECKS", {"blob": doctor._blob})
+
+
+@pytest.mark.usefixtures("only_blob")
+def test_a_remote_blob_store_is_tried(tmp_path: Path) -> None:
+    with running_s3() as url:
+        data = ["--data", str(tmp_path / "new")]
+        good = CliRunner().invoke(app, ["doctor", *data, "--blob", url])
+        assert good.exit_code == 0, good.output
+        assert "an object was written, read and deleted" in good.stdout
+        assert list(open_blobs(url).list()) == []
+        bad = CliRunner().invoke(app, ["doctor", *data, "--blob", url.replace("bucket?", "none?")])
+    assert bad.exit_code == 1
+    assert "FAIL blob" in bad.stdout
+    assert "fix: check the address" in bad.stdout
+    assert SECRET_KEY not in good.output + bad.output
+
+
+@pytest.mark.usefixtures("only_blob")
+def test_a_directory_that_cannot_hold_blobs_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["doctor", "--blob", str(tmp_path / "file" / "blobs")])
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'file'} is not a writable directory" in result.stdout
 
 
 @pytest.mark.spark

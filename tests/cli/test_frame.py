@@ -5,17 +5,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cli.frame import register
+from penstock.cli.frame import _COMMON, register
 from penstock.cli.list_failpoints import DECLARED_IN
 from penstock.cli.main import app
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
+from penstock.warm.client import COMMON_FLAGS, COMMON_VALUES
 
 COMMANDS = [command.name for command in app.registered_commands]
 
@@ -121,3 +123,57 @@ def test_every_failpoint_is_listed(tmp_path: Path) -> None:
         if names
     }
     assert modules == set(DECLARED_IN)
+
+
+ALL_COMMANDS: list[list[Any]] = [
+    *([name] for name in COMMANDS),
+    *(
+        [group.typer_instance.info.name, command.name]
+        for group in app.registered_groups
+        if group.typer_instance is not None
+        for command in group.typer_instance.registered_commands
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
+def test_help_fits_a_terminal_and_speaks_of_no_types(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"<\w+|\[x|list\[|\{[A-Z]", shown)
+    names = re.findall(r"^│ \*? *(--?\S+)", shown, re.MULTILINE)
+    assert names
+    assert not [name for name in names if "…" in name]
+    assert shown.count("Common options") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data", "elsewhere", "status"],
+        ["--data=elsewhere", "--debug", "status"],
+        ["status", "--data", "elsewhere"],
+        ["--json", "--data", "elsewhere", "task", "start", "a"],
+        ["--data", "nowhere", "status", "--data", "elsewhere"],
+    ],
+)
+def test_common_options_may_stand_before_the_command(tmp_path: Path, arguments: list[str]) -> None:
+    run = penstock_command(*arguments, cwd=tmp_path)
+    assert run.returncode == 1
+    assert "elsewhere/consensus.db" in run.stderr
+
+
+def test_options_that_may_stand_before_the_command_are_the_common_ones() -> None:
+    names = {f"--{name.replace('_', '-')}" for name in _COMMON}
+    assert names == COMMON_VALUES | COMMON_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [("stauts", "'status'"), ("start", "'task start'"), ("aply", "'apply'"), ("xyzw", "")],
+)
+def test_only_a_command_that_fits_is_suggested(word: str, suggested: str) -> None:
+    result = CliRunner().invoke(app, [word])
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert (f"did you mean {suggested}?" in said) if suggested else ("did you mean" not in said)

@@ -8,10 +8,17 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from penstock.catalog.build import build_catalog
+from penstock.catalog.editor_schema import COMMENT, FILE_NAME
 from penstock.cli.init import templates
 from penstock.cli.main import app
 
-FILES = ["catalog.yaml", "data/orders.jsonl", "data/stock.jsonl", "schemas/order.yaml"]
+FILES = [
+    "catalog.yaml",
+    "data/orders.jsonl",
+    "data/stock.jsonl",
+    "schemas/order.yaml",
+    "catalog.schema.json",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +44,9 @@ def test_what_init_writes_is_right() -> None:
 def test_every_template_is_right(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "made up")
     assert penstock("init", "acme", "--template", template).exit_code == 0
+    written = Path("acme", "catalog.yaml").read_text()
+    assert written.startswith(f"{COMMENT}\n")
+    assert Path("acme", FILE_NAME).read_text().startswith('{"$schema": ')
     checked = penstock("check", "acme")
     assert checked.exit_code == 0, checked.stdout + checked.stderr
 

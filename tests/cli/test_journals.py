@@ -179,6 +179,11 @@ def test_an_empty_journal_has_no_lines(here: Path) -> None:
             id="a journal that is not there",
         ),
         pytest.param(["journals", "--selector", "a="], ["a=, character 3"], id="a selector"),
+        pytest.param(
+            ["journals", "--selector", "regoin=eu"],
+            ["there is no label regoin", "did you mean region?"],
+            id="an unknown label",
+        ),
         pytest.param(["journals", "--data", "elsewhere"], ["nothing here yet"], id="no directory"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_line_for_each_task_and_a_sentence_for_trouble(process: Introspection)
         "acme/b        materialization  waiting           0       0       -",
         "  waits for another process that writes to views.db",
         "acme/files    capture          retrying          0       0       -",
-        "  failed 3 times in a row, and is tried again in 5s: a file cannot be read, at …",
+        "  failed 3 times in a row, and is retried in 5s: a file cannot be read, at data…",
         "acme/stopped  derivation       stopped           0       0       -",
         "  was stopped by penstock task stop",
         "acme/views    materialization  idle         12,345     206  3s ago",
@@ -71,6 +71,20 @@ def test_it_fits_any_terminal(process: Introspection, width: int, tasks: int) ->
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     assert len({len(line) for line in lines[1:4]}) == 1 or tasks < 3
+
+
+def test_names_need_room_before_other_columns(process: Introspection) -> None:
+    name = "acme/a-materialization-with-quite-a-long-name"
+    busy(process, name, 12)
+    lines = shown(process, width=64)
+    assert lines[0].split() == ["TASK", "STATE", "DOCUMENTS"]
+    assert lines[1].split() == [name, "idle", "12"]
+    assert max(map(len, lines)) <= 64
+
+
+def test_of_a_name_longer_than_the_terminal_the_end_is_shown(process: Introspection) -> None:
+    busy(process, "acme/" + "long/" * 20 + "end", 12)
+    assert shown(process, width=40)[1].endswith("long/end  idle")
 
 
 def test_of_too_many_those_in_trouble_are_shown(process: Introspection) -> None:

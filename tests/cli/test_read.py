@@ -119,3 +119,14 @@ def test_a_reader_that_goes_away_is_no_error(data: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("selector", "fix"),
+    [("regoin=eu", "did you mean region?"), ("!colour", "labels: region")],
+)
+def test_an_unknown_label_is_an_error(data: Path, selector: str, fix: str) -> None:
+    result = penstock("read", "acme/orders", "-l", selector, data=data)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "there is no label" in result.stderr
+    assert fix in result.stderr

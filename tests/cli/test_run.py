@@ -140,8 +140,8 @@ def test_a_task_that_fails_does_not_stop_another(here: Path) -> None:
     append(here, 0, 9)
     done = penstock("run", cwd=here)
     assert done.exit_code == 1
-    assert "acme/broken: failed" in done.stdout
-    assert "no/such/place.db" in done.stdout
+    assert "acme/broken: failed" in done.stderr
+    assert "no/such/place.db" in done.stderr
     assert "Traceback" not in done.output
     assert "acme/views: 9 documents" in done.stdout
     assert table(here) == expected(9)
@@ -176,7 +176,7 @@ def test_a_mistake_is_explained(here: Path, arguments: tuple[str, ...], said: st
 @pytest.mark.spark
 def test_closing_now_is_asked_of_a_task_that_is_there(here: Path) -> None:
     done = penstock("task", "close-now", "acme/views", cwd=here)
-    assert (done.exit_code, done.stderr) == (0, "asked acme/views to close its transaction\n")
+    assert (done.exit_code, done.stderr) == (0, "requested: acme/views closes its transaction\n")
 
 
 def lines(done: Result) -> list[tuple[str, Any]]:

@@ -105,7 +105,7 @@ def test_without_a_process_the_lag_is_known_and_what_to_do(deployment: Path) -> 
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["TASK", "STATE", "DOCS", "BYTES", "LAG", "DOCS/S", "COMMIT", "KIND"]
     assert lines[1].startswith("acme/copies  not running     3 ")
-    assert lines[2] == "    does not run: no process does; 3 documents wait"
+    assert lines[2] == "    is not running: no process runs it; 3 documents wait"
     assert lines[3] == "    -> penstock up, or penstock run --task acme/copies"
     assert all(len(line) <= 80 for line in lines)
     found = state_of(deployment, "acme/views")
@@ -122,24 +122,24 @@ def test_status_of_what_is_not_there(deployment: Path, tmp_path_factory: Any) ->
     assert "acme/copies, acme/views" in result.stderr
     result = cli(tmp_path_factory.mktemp("empty"), "status")
     assert result.exit_code == 1
-    assert "there is nothing here yet" in result.stderr
+    assert "there is no deployment here yet" in result.stderr
 
 
 def test_another_process_is_seen_and_missed_when_it_is_killed(deployment: Path) -> None:
     with following(deployment) as (process, _):
         found = until(deployment, "acme/views", "idle")
         assert f"process {process.pid} on " in found["process"]
-        assert "heard of" in cli(deployment, "status", "acme/views").stdout
+        assert "last report" in cli(deployment, "status", "acme/views").stdout
         process.send_signal(signal.SIGKILL)
         process.wait()
         found = until(deployment, "acme/views", "not running", f"process {process.pid} on ")
-        assert "has ended without a word" in found["sentence"]
+        assert "ended unexpectedly" in found["sentence"]
         assert found["since"] is not None
     with following(deployment) as (process, _):
         until(deployment, "acme/views", "idle")
         process.send_signal(signal.SIGTERM)
         process.wait(SOON_S)
-    assert until(deployment, "acme/views", "not running", "no process does")["process"] is None
+    assert until(deployment, "acme/views", "not running", "no process runs it")["process"] is None
 
 
 def test_a_suspended_process_is_not_heard_of(
@@ -167,7 +167,7 @@ def test_a_task_is_stopped_and_started_again(deployment: Path) -> None:
         while "acme/views: not run: it was stopped at" not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        assert "was stopped before" in cli(deployment, "task", "stop", "acme/views").stderr
+        assert "is already stopped" in cli(deployment, "task", "stop", "acme/views").stderr
         assert process.poll() is None
         assert "may run again" in cli(deployment, "task", "start", "acme/views").stderr
         until(deployment, "acme/views", "idle")
@@ -182,7 +182,7 @@ def test_a_run_leaves_a_stopped_task_out(deployment: Path) -> None:
     assert "acme/copies: nothing new" in result.stdout
     result = cli(deployment, "run", "--task", "acme/views")
     assert result.exit_code == 1
-    assert "acme/views was stopped at" in result.stderr
+    assert "acme/views is stopped since" in result.stderr
     assert "penstock task start acme/views" in result.stderr
 
 
@@ -201,7 +201,7 @@ def test_deleting_needs_a_yes_says_what_stays_and_can_be_repeated(deployment: Pa
     assert "materialization acme/views would be deleted" in tried.stderr
     refused = cli(deployment, "task", "delete", "acme/views")
     assert refused.exit_code == 1
-    assert "nobody has agreed" in refused.stderr
+    assert "it was not confirmed" in refused.stderr
     deleted = cli(deployment, "task", "delete", "acme/views", "--yes", "--json")
     assert deleted.exit_code == 0
     said = json.loads(deleted.stdout)
@@ -258,9 +258,9 @@ def test_what_tasks_do_is_served_on_loopback(deployment: Path) -> None:
     with following(deployment, "--admin-port", "0") as (_, log):
         until(deployment, "acme/views", "idle")
         (address,) = [
-            line.removeprefix("what tasks do: ")
+            line.removeprefix("state of tasks: ")
             for line in log.read_text().splitlines()
-            if line.startswith("what tasks do: ")
+            if line.startswith("state of tasks: ")
         ]
         assert address.startswith("http://127.0.0.1:")
 

@@ -188,6 +188,8 @@ def test_a_command_without_an_end_ends_when_it_is_stopped(
         command.stopped(number)
         assert "Traceback" not in command.said
         assert "Fatal" not in command.said
+        if arguments[0] == "append":
+            assert command.said.endswith("penstock: stopped; nothing was appended\n")
 
 
 def children(pid: int) -> list[int]:
@@ -262,3 +264,32 @@ def test_a_command_that_waits_for_a_locked_store_ends_when_it_is_stopped(
         command.until_it_says(what)
         assert command.stopped() == 128 + signal.SIGINT
         assert "Traceback" not in command.said
+        assert command.said.splitlines()[-1].startswith("penstock: stopped; ")
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("arguments", "outcome"),
+    [
+        pytest.param(("check", "large.yaml"), "nothing was changed", id="check"),
+        pytest.param(("apply", "large.yaml", "--yes"), "applied", id="apply"),
+        pytest.param(("test", "large.yaml"), "nothing was changed", id="test"),
+    ],
+)
+def test_a_command_says_at_any_moment_what_became_of_it(
+    tmp_path: Path, arguments: tuple[str, ...], outcome: str, after_s: float
+) -> None:
+    many = {f"acme/events{n}": COLLECTIONS["acme/events"] for n in range(800)}
+    (tmp_path / "large.yaml").write_text(json.dumps({"collections": many}))
+    command = Command(tmp_path, *arguments)
+    time.sleep(after_s)
+    code = command.stopped()
+    assert "Traceback" not in command.said
+    if code == -signal.SIGINT:
+        return  # before Python could listen: nothing was begun
+    last = command.said.splitlines()[-1] if command.said else ""
+    if code == 128 + signal.SIGINT:
+        assert last.startswith("penstock: stopped; ")
+        assert outcome in last or "nothing was begun" in last
+    else:
+        assert code == 0, "it was done"

@@ -168,7 +168,7 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
         before = len(up.said)
         done(tmp_path, "apply", "catalog.yaml")
         until(lambda: len(rows(tmp_path, "events")) == 101, up)
-        up.until_it_says("acme/to-bad: failed, and is tried again")
+        up.until_it_says("acme/to-bad: failed, and is retried")
         write_documents(tmp_path, "events", range(101, 200))
         until(lambda: len(rows(tmp_path, "events")) == 200, up)
         until(lambda: stored_totals(tmp_path) == totals_of(range(200)), up)
@@ -188,7 +188,7 @@ def test_a_catalog_that_changes_while_everything_runs(tmp_path: Path) -> None:
         until(lambda: stored_totals(tmp_path) == totals_of(range(210)), up)
         assert len(rows(tmp_path, "events")) == 200
         assert up.stopped() == 0, up.said
-        assert "finishing what is under way" in up.said
+        assert "finishing open transactions" in up.said
 
 
 def test_killed_at_any_moment_and_started_again_it_is_exact(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             write_documents(tmp_path, "events", range(10, 20))
             time.sleep(1)
             up.process.send_signal(signal.SIGINT)
-            up.until_it_says("finishing what is under way")
+            up.until_it_says("finishing open transactions")
             assert up.stopped() == 128 + signal.SIGINT
         assert stored_totals(tmp_path) == totals_of(range(10))
 

@@ -1,4 +1,4 @@
-"""`penstock compact` and `penstock gc`, as people run them."""
+"""`penstock compact`, `retain` and `gc`, as people run them."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ def test_fragments_are_compacted_and_what_they_were_is_collected_a_day_later(her
     first = penstock("gc", cwd=here)
     assert first.stdout == ""
     assert first.stderr == (
-        f"removed 0 of 6 objects, 0 bytes; 5 objects, {waiting:,} bytes, "
-        "stay in quarantine for 72h\n"
+        f"removed 0 of 6 objects, 0 bytes; in quarantine: 5 objects, {waiting:,} bytes, for 72h\n"
     )
     age(*(here / ".penstock/blobs/=quarantine").iterdir(), hours=71)
     assert len(json.loads(penstock("gc", "--json", cwd=here).stdout)["quarantined"]) == 5
@@ -134,7 +133,7 @@ def test_a_collection_that_dies_anywhere_is_finished_by_the_next(
 
 def test_people_are_told_what_compaction_did(here: Path) -> None:
     told = penstock("compact", cwd=here).stdout
-    assert told.startswith("5 fragments of 1 journals are now 1 objects: 5 documents, ")
+    assert told.startswith("rewrote 5 fragments of 1 journal as 1 object: 5 documents, ")
 
 
 @pytest.mark.parametrize(
@@ -167,3 +166,41 @@ def test_where_there_is_nothing_nothing_is_made(tmp_path: Path) -> None:
     for command in ("compact", "gc"):
         assert penstock(command, cwd=tmp_path).exit_code == 1
     assert not (tmp_path / ".penstock").exists()
+
+
+def test_retain_forgets_what_is_older_than_the_collection_keeps_it(here: Path) -> None:
+    everything = penstock("retain", cwd=here)
+    assert (everything.exit_code, everything.stdout) == (0, "")
+    assert everything.stderr == "no collection has a retention: every document is kept\n"
+    wrong = penstock("retain", "acme/orders", cwd=here)
+    assert wrong.exit_code == 1
+    assert "acme/orders has no retention" in wrong.stderr
+
+    catalog = f"{CATALOG}    journals: {{fragments: {{retention: 1s}}}}\n"
+    (here / "catalog.yaml").write_text(catalog)
+    assert penstock("apply", "catalog.yaml", cwd=here).exit_code == 0
+    time.sleep(1.1)  # nothing is younger than the retention
+    planned = penstock("retain", "acme/orders", "--dry-run", cwd=here)
+    assert planned.exit_code == 0, planned.stderr
+    heading, row = planned.stdout.splitlines()
+    assert heading.split() == ["COLLECTION", "RETENTION", "DOCUMENTS", "BYTES", "JOURNALS", "HELD"]
+    assert row.split()[:3] == ["acme/orders", "1s", "5"]
+    assert planned.stderr.startswith("would forget 5 documents, ")
+    assert read(here) == [0, 1, 2, 3, 4]
+
+    done = json.loads(penstock("retain", "--json", cwd=here).stdout)
+    assert done["dry_run"] is False
+    [found] = done["collections"]
+    assert (found["documents"], found["journals"], found["held"]) == (5, 1, None)
+    assert read(here) == []
+    assert len(objects(here)) == 5, "they are left to gc"
+    assert penstock("read", "acme/orders", "--from", "offset=0", cwd=here).stdout == ""
+
+
+def test_a_retention_of_nothing_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    catalog = f"{CATALOG}    journals: {{fragments: {{retention: 0d}}}}\n"
+    (tmp_path / "catalog.yaml").write_text(catalog)
+    refused = penstock("check", "catalog.yaml", cwd=tmp_path)
+    assert refused.exit_code == 1
+    assert "a retention of nothing would forget every document" in refused.stdout
+    assert "catalog.yaml:9:" in refused.stdout

@@ -92,6 +92,9 @@ async def test_a_task_that_is_disabled_stops_and_one_that_is_enabled_goes_on(
         await up.until(lambda: not up.tasks)
         write_documents(here.directory, "a", range(3, 5))
         await here.apply(catalog_of("a"))
+        await up.until(
+            lambda: (seen := up.of("acme/a-files")) is not None and seen.dataflow_id == 2
+        )
         await up.until_read("acme/a-files", 2)  # and not those from before once more
         status = up.of("acme/a-files")
         assert status is not None

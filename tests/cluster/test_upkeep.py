@@ -85,3 +85,53 @@ async def test_small_fragments_are_compacted_and_errors_end_nothing(
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await store.close()
+
+
+async def test_old_documents_are_forgotten_and_it_is_said_who_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upkeep, "COMPACT_S", 0.01)
+    monkeypatch.setattr(upkeep, "RETAIN_S", 0.01)
+    monkeypatch.setattr(upkeep, "SHARE", 0.9)
+    orders = {**CATALOG["collections"]["acme/orders"]}
+    orders["journals"] = {"fragments": {"retention": "1s"}}
+    endpoint = {"connector": {"image": "penstock/materialize-sqlite", "config": {"path": "v.db"}}}
+    views = {
+        "endpoint": endpoint,
+        "bindings": [{"source": "acme/held", "resource": {"table": "t"}}],
+    }
+    catalog = {
+        "collections": {"acme/orders": orders, "acme/held": orders},
+        "materializations": {"acme/views": views},
+    }
+    (tmp_path / "catalog.yaml").write_text(json.dumps(catalog))
+    data = tmp_path / "store"
+    with penstock.open(data=data) as opened:
+        opened.apply(tmp_path / "catalog.yaml")
+        for name in ("acme/orders", "acme/held"):
+            opened.append(name, [{"id": 1}, {"id": 2}])
+    settings = Settings.resolve({"data": data}, {})
+    store = await open_consensus(settings.consensus)
+    journals = Journals(store)
+    planner = Planner(journals=journals, blobs=open_blobs(settings.blob), schemas=Schemas(store))
+    caplog.set_level("INFO", "penstock.cluster.upkeep")
+    working = asyncio.create_task(Upkeep(planner).run())
+    try:
+        async with asyncio.timeout(SOON_S):
+            while sum("upkeep: " in line for line in caplog.messages) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+    assert sorted(caplog.messages) == [
+        "upkeep: 2 documents of acme/held are older than its retention, and stay: "
+        "acme/views has not read them",
+        "upkeep: forgot 2 documents of acme/orders",
+    ], "once, however often it is looked at"
+    states = {each.name.rpartition("/")[0]: each.state for each in await journals.list("acme")}
+    await store.close()
+    assert {name: state.begin == state.end for name, state in states.items()} == {
+        "acme/held": False,
+        "acme/orders": True,
+    }

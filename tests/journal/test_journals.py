@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from consensus.interposed import Fate, Interposed
 from journal.publishing import seal_as
@@ -26,10 +27,12 @@ from penstock.journal.state import (
     Blob,
     Compact,
     Create,
+    Forgotten,
     Fragment,
     JournalState,
     Page,
     Refused,
+    Retain,
     Status,
 )
 from penstock.model.clock import Clock, Flag, Producer
@@ -355,7 +358,8 @@ async def act(journals: Journals, names: list[JournalName], rng: random.Random) 
                 return set(chosen)
             case 3:
                 state = await journals.load(str(name))
-                await journals.retain(str(name), rng.randrange(state.end + 1))
+                ends = [state.begin, *(record.end for record in state.records)]
+                await journals.retain(str(name), rng.choice(ends))
             case _:
                 await journals.append(str(name), [fragment(rng.randrange(1, 4)), ack()])
     except MissingJournal:
@@ -441,3 +445,34 @@ def test_a_creation_has_the_partition_values_as_labels() -> None:
         key_begin=0x80000000,
         key_end=0xFFFFFFFF,
     )
+
+
+async def test_journals_are_cut_at_one_revision_and_at_exactly_these_offsets(
+    store: Consensus,
+) -> None:
+    journals = Journals(store)
+    a, b = str(EU), str(US)
+    for name in (EU, US):
+        await journals.create(name)
+    await journals.append_all({a: [fragment(2), ack()], b: [fragment(2), ack()]})
+    await journals.append(a, [fragment(2), ack()])
+    forgotten = Forgotten(clock=Clock(7), revision=3)
+    cuts = dict.fromkeys((a, b), Retain(offset=3, forgotten=forgotten))
+    # Within a record, or within a page that others have made meanwhile: none of them is cut.
+    with pytest.raises(Refused, match="have changed"):
+        await journals.retain_all({**cuts, b: Retain(offset=1)})
+    page = Page(
+        path="page", begin=0, end=6, records=4, rows=4, bytes=100, revision_min=1, revision_max=9
+    )
+    await seal_as(journals, a, page)
+    with pytest.raises(Refused, match="have changed"):
+        await journals.retain_all(cuts)
+    rest = replace(page, path="rest", begin=3, records=2)
+    other = replace(page, path="other")
+    with pytest.raises(Refused, match="have changed"):
+        await journals.retain_all({a: replace(cuts[a], page=rest), b: cuts[b]}, {a: other})
+    assert {journal.state.begin for journal in await journals.list()} == {0}
+    await journals.retain_all({a: replace(cuts[a], page=rest), b: cuts[b]}, {a: page})
+    states = {journal.name: journal.state for journal in await Journals(store).list()}
+    assert {(state.begin, state.forgotten) for state in states.values()} == {(3, forgotten)}
+    assert states[a].pages == (rest,)

@@ -34,11 +34,12 @@ EAGER = CompactionOptions(inputs_min=2)
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        pytest.param({}, "no collection to read", id="no collection"),
+        pytest.param({}, "needs the name of a collection", id="no collection"),
         pytest.param({"collection": "a", "fom": "x"}, "no option fom", id="unknown option"),
         pytest.param({"collection": "a", "startingOffsets": "soon"}, "place to begin", id="start"),
         pytest.param({"collection": "a", "maxRowsPerTrigger": "0"}, "positive", id="no rows"),
         pytest.param({"collection": "a", "meta": "1"}, "neither true nor false", id="meta"),
+        pytest.param({"collection": "a", "keepText": "no"}, "keepText 'no' is neither", id="text"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], what: str) -> None:

@@ -17,6 +17,7 @@ from penstock.journal.state import (
     Diff,
     Digest,
     Drop,
+    Forgotten,
     Fragment,
     Inline,
     JournalState,
@@ -80,6 +81,23 @@ class JournalDiffs(RuleBasedStateMachine):
     @rule(back=st.integers(0, 20))
     def retain(self, back: int) -> None:
         self.commit(Retain(offset=max(self.state.end - back, 0)))
+
+    @precondition(lambda self: self.state.readable and self.state.pages)
+    @rule(at=st.integers(0, 3), kept=st.integers(1, 3), clock=st.integers(1, 99))
+    def divide(self, at: int, kept: int, clock: int) -> None:
+        page = self.state.pages[at % len(self.state.pages)]
+        left = self.pages[page.path][-kept:]
+        if left[0].begin == page.begin:
+            return
+        path = f"page{self.revision}"
+        self.pages[path] = left
+        rest = replace(page, path=path, begin=left[0].begin, records=len(left))
+        forgotten = Forgotten(clock=Clock(clock), revision=self.revision)
+        before = self.state.forgotten
+        self.commit(Retain(offset=left[0].begin, forgotten=forgotten, page=rest))
+        assert self.state.begin == left[0].begin
+        assert self.state.pages[0] == rest
+        assert self.state.forgotten.clock == max(before.clock, clock)
 
     @precondition(lambda self: self.state.readable)
     @rule(

@@ -6,7 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -212,6 +214,19 @@ async def test_a_journal_of_tiny_appends_becomes_one_object(tmp_path: Path) -> N
         state = await here.journals.load(ONE)
         assert "inline" not in places(state)
         assert [d["id"] for d in (await here.read())[ONE]] == list(range(10))
+
+
+async def test_an_object_has_the_codec_of_its_collection(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for n in range(10):
+            await publish(here, [n])
+        parts = here.journals, here.blobs, here.schemas
+        await compact_all(*parts, codecs={"acme/orders": "GZIP", "acme/other": "SNAPPY"})
+        [path] = places(await here.journals.load(ONE))
+        with here.blobs.open(path) as opened:
+            group: Any = pyarrow.parquet.ParquetFile(opened).metadata.row_group(0)
+        used = {group.column(at).compression for at in range(group.num_columns)}
+        assert used == {"GZIP", "UNCOMPRESSED"}
 
 
 async def test_writers_go_on_while_their_journal_is_compacted(tmp_path: Path) -> None:

@@ -32,6 +32,27 @@ def root(**members: Any) -> dict[str, Any]:  # noqa: ANN401
             id="unknown type",
         ),
         pytest.param(
+            root(a={"type": "timestamp"}),
+            (
+                "E-SCHEMA",
+                "/properties/a/type",
+                'schema is not valid: "timestamp" is not a type',
+                "write type: string, format: date-time",
+            ),
+            id="a type of SQL",
+        ),
+        pytest.param(
+            root(a={"type": ["decimal", "null"]}),
+            (
+                "E-SCHEMA",
+                "/properties/a/type",
+                'schema is not valid: "decimal" is not a type',
+                "write type: string, format: number (exact, as text), or type: number with "
+                "multipleOf: 0.01, minimum and maximum (DECIMAL)",
+            ),
+            id="a type of SQL, or null",
+        ),
+        pytest.param(
             root(a={"minimum": "3"}),
             ("E-SCHEMA", "/properties/a/minimum", 'schema is not valid: "3" is not a number', None),
             id="keyword of the wrong type",
@@ -116,6 +137,41 @@ def root(**members: Any) -> dict[str, Any]:  # noqa: ANN401
                 "sum numbers, or strings with format: number",
             ),
             id="sum of text",
+        ),
+        pytest.param(
+            root(
+                a={
+                    "type": "number",
+                    "multipleOf": 0.01,
+                    "minimum": 0,
+                    "maximum": 10**14,
+                    "reduce": SUM,
+                }
+            ),
+            (
+                "E-REDUCE-DIGITS",
+                "/properties/a/reduce",
+                "sum at /a, whose bounds allow 17 digits: a JSON number keeps 15, so the sum would "
+                "not be exact",
+                "write type: string, format: number, or bounds of fewer digits",
+            ),
+            id="sum of more digits than JSON keeps",
+        ),
+        pytest.param(
+            root(
+                a={
+                    "type": "object",
+                    "properties": {"n": {"type": "string", "format": "number"}},
+                    "reduce": {"strategy": "maximize", "key": ["/n"]},
+                }
+            ),
+            (
+                "W-REDUCE-TEXT",
+                "/properties/a/reduce",
+                'the key of maximize at /a is text, and is compared as text: "9" is above "10"',
+                "write the number as type: integer, or type: number with multipleOf",
+            ),
+            id="a number in a key that is text",
         ),
         pytest.param(
             root(a={"type": "integer", "reduce": {"strategy": "append"}}),

@@ -98,21 +98,21 @@ CASES: dict[str, Said] = {
     "nobody runs it": (
         replace(IDLE, report=None, process=None, lag=replace(BEHIND, documents=1)),
         TaskState.NOT_RUNNING,
-        "no process does; 1 document waits",
+        "no process runs it; 1 document waits",
         None,
         "penstock run --task acme/views",
     ),
     "a process that says nothing of it": (
         replace(IDLE, report=None, lag=BEHIND),
         TaskState.NOT_RUNNING,
-        "no process does; 3 documents wait",
+        "no process runs it; 3 documents wait",
         None,
         "penstock run",
     ),
     "killed": (
         replace(IDLE, process=DEAD),
         TaskState.NOT_RUNNING,
-        "process 7 on db1, has ended without a word",
+        "process 7 on db1, ended unexpectedly",
         NOW - 1,
         "start it again",
     ),
@@ -121,7 +121,7 @@ CASES: dict[str, Said] = {
         TaskState.FAILED,
         "has failed: the table is gone",
         NOW - 5,
-        "mend what the error names",
+        "fix the cause",
     ),
     "failed, and others go on": (
         replace(
@@ -141,7 +141,7 @@ CASES: dict[str, Said] = {
         TaskState.FAILED,
         f"{'why ' * (WHY_MAX // 4 - 1)}why…",
         NOW - 5,
-        "mend",
+        "fix the cause",
     ),
     "tried again": (
         replace(
@@ -151,16 +151,16 @@ CASES: dict[str, Said] = {
             ),
         ),
         TaskState.RETRYING,
-        "failed 4 times in a row, and is tried again in 8s: the table is gone (refused)",
+        "failed 4 times in a row, and is retried in 8s: the table is gone (refused)",
         NOW - 50,
-        "the task goes on by itself",
+        "the task continues by itself",
     ),
     "being tried again": (
         replace(IDLE, report=report("starting", failure=failure(retry_at=NOW - 1))),
         TaskState.RETRYING,
-        "failed, and is tried again now",
+        "failed, and is retried now",
         NOW - 50,
-        "the task goes on by itself",
+        "the task continues by itself",
     ),
     "tried again, and waits": (
         replace(
@@ -193,14 +193,14 @@ CASES: dict[str, Said] = {
     "waits for a slot": (
         replace(IDLE, report=report(wait=Wait(*spark_slots({"acme/big": 2}), NOW - 8))),
         TaskState.WAITING,
-        "waits for a free slot of Spark: all run tasks, 2 of acme/big",
+        "waits for a free slot of Spark: all are taken, 2 of acme/big",
         NOW - 8,
         "--master",
     ),
     "not heard of": (
         replace(IDLE, process=replace(LIVE, silent=True, beat=NOW - 99), lag=BEHIND),
         TaskState.WAITING,
-        "process 7 on db1, does not report",
+        "process 7 on db1, which does not report",
         NOW - 99,
         "suspended",
     ),
@@ -223,7 +223,7 @@ CASES: dict[str, Said] = {
             IDLE, report=report(opened=NOW - 2, phase="flush", phase_since=NOW - 1), lag=BEHIND
         ),
         TaskState.RUNNING,
-        "works on a transaction: flush; 3 documents wait",
+        "is in a transaction: flush; 3 documents wait",
         NOW - 2,
         None,
     ),

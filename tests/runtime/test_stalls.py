@@ -250,7 +250,7 @@ def test_an_upstream_task_that_is_disabled_stopped_or_not_run(place: Place) -> N
 
     said = "has caught up with acme/sums; acme/sums, which writes it, "
     applied()
-    found = asyncio.run(run(said + "does not run"))
+    found = asyncio.run(run(said + "is not running"))
     assert "penstock run --task acme/sums" in str(found.condition.fix)
     asyncio.run(stopped())
     found = asyncio.run(run(said + "was stopped by penstock task stop"))

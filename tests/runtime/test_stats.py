@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from penstock.model.clock import Clock, duration, from_unix
+from penstock.model.schema import compiled
 from penstock.runtime.materialize.stats import BindingStats, by_collection
-from penstock.runtime.stats import Counts, ShardName, rfc3339, transaction_stats
+from penstock.runtime.ops import STATS
+from penstock.runtime.stats import Counts, ShardName, rfc3339, transaction_stats, with_phases
 
 OPEN = from_unix(1_700_000_000, 123_456_700)
 SHARD = ShardName(kind="materialization", name="acme/orders-view", build="0123")
@@ -110,3 +112,13 @@ def test_zero_counts_are_left_out() -> None:
         "out": {"docsTotal": 1, "bytesTotal": 0},
         "bytesBehind": 0,
     }
+
+
+def test_phases_are_added_where_there_are_any_and_older_documents_stay_valid() -> None:
+    older = document(BindingStats(collection="acme/orders"))
+    newer = with_phases(older, {"read": 0.0001, "stage": 1.23456, "commit": 0.5})
+    assert newer["phases"] == {"stage": 1.235, "commit": 0.5}
+    assert with_phases(older, {"read": 0.0}) == older
+    schema = compiled(STATS.write_schema.text)
+    for each in (older, newer):
+        assert not schema.violations(each)

@@ -406,6 +406,36 @@ EXAMPLES: list[Example] = [
         [5, "3.8"],
     ),
     _value(
+        "6.3 a sum of amounts in cents is one, however many there are",
+        {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 9999, "reduce": SUM},
+        [0.1, 0.2, 0.7, *([0.01] * 7)],
+        [1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07],
+    ),
+    _value(
+        "6.3 a sum of texts has the digits of the value that has most",
+        {"type": "string", "format": "number", "reduce": SUM},
+        ["10.10", "0.9", "-1", "-10"],
+        ["10.10", "11.00", "10.00", "0.00"],
+    ),
+    _value(
+        "6.3 a sum of texts has no largest value",
+        {"type": "string", "format": "number", "reduce": SUM},
+        ["1e3", "99999999999999999999999999999999999999.5", "0.25"],
+        ["1e3", "100000000000000000000000000000000000999.5", "1" + "0" * 35 + "999.75"],
+    ),
+    _value(
+        "6.2 texts that write numbers compare as numbers",
+        {"type": "string", "format": "number", "reduce": {"strategy": "maximize"}},
+        ["9.00", "10.00", "-20", "1e1"],
+        ["9.00", "10.00", "10.00", "1e1"],
+    ),
+    _value(
+        "6.2 the least of negative numbers is the longest",
+        {"type": "string", "format": "integer", "reduce": {"strategy": "minimize"}},
+        ["-9", "-10", "7", "-010"],
+        ["-9", "-10", "-10", "-010"],
+    ),
+    _value(
         "bigSum is always a string",
         {"type": ["integer", "string"], "reduce": {"strategy": "bigSum"}},
         [2**62, 2**62, "1" + "0" * 40],
@@ -518,6 +548,13 @@ REFUSALS: list[Refusal] = [
         {"type": "number", "reduce": SUM},
         [1.7976931348623157e308, 1e308],
         "sum overflow",
+    ),
+    _refused(
+        "6.3 NaN does not add",
+        {"type": "string", "format": "number", "reduce": SUM},
+        ["NaN", "1"],
+        "sum expects numbers",
+        '"NaN"',
     ),
     _refused("6.3 words do not add", _ANY_SUM, [1, "whoops"], "sum expects numbers", '"whoops"'),
     _refused(

@@ -29,6 +29,11 @@ class Grown:
 INTEGERS = st.sampled_from([0, 1, -1, 2, 7, -40, 2**40])
 NUMBERS = st.sampled_from([0, 1, -3, 0.5, -1.25, 2.75, 1e9])
 STRINGS = st.sampled_from(["", "a", "b", "Z", "é", "\uffff", "\U0001f600", 'q"\\/\n'])
+INTEGER_TEXTS = ("0", "-0", "007", "9", "10", "-10", "-9", "1" * 30, "123456789012")
+NUMBER_TEXTS = (
+    *("0", "-0.00", "10.10", "9.9", "0.9", "-0.25", "-0.250", "100", "99999999999.99"),
+    *("1e3", "1000", "2.5E-14", "-1e-3", "12345678901234567890.123456789"),
+)
 NAMES = ("a", "b", "c", "d/e", "f~g", "h.i", "`j`")
 
 _SCALARS: dict[str, Values] = {
@@ -76,6 +81,29 @@ def _numeric_text(draw: st.DrawFn) -> Grown:
     values = st.one_of(INTEGERS, st.sampled_from(["1", "-0.25", "1e3", "99999999999999999999"]))
     return Grown(
         schema={"type": ["integer", "string"], "reduce": {"strategy": strategy}}, values=values
+    )
+
+
+@st.composite
+def _cents(draw: st.DrawFn) -> Grown:
+    """Draw numbers that a DECIMAL column holds."""
+    schema = {"type": "number", "multipleOf": 0.01, "minimum": -99999, "maximum": 99999}
+    strategy = draw(st.sampled_from([*_WINNERS, "sum", "sum"]))
+    values = st.integers(-1000, 1000).map(lambda cents: cents / 100)
+    return Grown(schema={**schema, "reduce": {"strategy": strategy}}, values=values)
+
+
+@st.composite
+def _money(draw: st.DrawFn) -> Grown:
+    """Draw numbers that are written as text, few of which Spark's own decimals cannot add."""
+    form = draw(st.sampled_from(["number", "integer"]))
+    strategy = draw(st.sampled_from([*_WINNERS, "sum", "sum"]))
+    values = st.sampled_from(INTEGER_TEXTS if form == "integer" else NUMBER_TEXTS)
+    kind: Any = "string"
+    if strategy != "sum" and draw(st.booleans()):
+        kind, values = ["string", "null"], st.one_of(st.none(), values)
+    return Grown(
+        schema={"type": kind, "format": form, "reduce": {"strategy": strategy}}, values=values
     )
 
 
@@ -211,12 +239,15 @@ def _with(grown: Grown, reduce: dict[str, Json]) -> Grown:
 
 def leaves() -> st.SearchStrategy[Grown]:
     """Locations whose reduction treats the value as a whole."""
-    return st.one_of(_scalar(), _scalar(), _list(), _opaque(), _numeric_text(), _items_as_keys())
+    return st.one_of(
+        *(_scalar(), _scalar(), _cents(), _money()),
+        *(_list(), _opaque(), _numeric_text(), _items_as_keys()),
+    )
 
 
 def flat_leaves() -> st.SearchStrategy[Grown]:
     """Leaves that every engine can reduce with a plain aggregate."""
-    return st.one_of(_scalar(), _list())
+    return st.one_of(_scalar(), _cents(), _money(), _list())
 
 
 def locations() -> st.SearchStrategy[Grown]:

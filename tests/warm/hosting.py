@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOON_S = 60.0
+SOON_S = 120.0
 """Generous, on a machine that does much else."""
 
 CATALOG: dict[str, Any] = {

@@ -132,7 +132,7 @@ def test_another_deployment_is_not_the_hosts(place: Place, host: Host, tmp_path:
     before = host.handed_over()
     done = place.run("read", "acme/events", "--data", str(tmp_path))
     assert done.returncode == 1
-    assert "there is nothing here yet" in done.stderr
+    assert "there is no deployment here yet" in done.stderr
     assert host.handed_over() == before
 
 

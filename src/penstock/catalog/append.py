@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
 from penstock import wall_clock
 from penstock.catalog.collection_lookup import find_collection, salt_of
 from penstock.catalog.intake import Chunk, Intake, RefusedLine
-from penstock.errors import UserError
 from penstock.journal.blobs import BlobStore
+from penstock.journal.frame_append import REFUSALS_SHOWN, documents_refused
 from penstock.journal.inferred import learn
 from penstock.journal.journals import Journals
 from penstock.journal.ownership import Ownership
@@ -30,9 +29,6 @@ from penstock.model.schema import compiled
 from penstock.model.spec import Catalog
 from penstock.native.arrow import to_json
 from penstock.runtime.waiting import in_thread
-
-REFUSALS_SHOWN: Final = 20
-"""Refused documents that are reported. Unless they are skipped, reading ends there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +44,6 @@ class AppendResult:
     revision: int | None
     """Store revision at which all of it became visible. None if nothing was appended, or if the
     caller did not ask for it."""
-
-
-class DocumentsRefused(UserError):
-    """Some documents do not fit the schema, and nothing was appended."""
 
 
 async def append_documents(
@@ -145,12 +137,7 @@ class _Refusals:
     def check(self, collection: str) -> None:
         """Raise if a document is missing from the transaction that must not be."""
         if self.count and not self._skip:
-            many = "1 document does" if self.count == 1 else f"{self.count} documents do"
-            more = ", and perhaps others" if self.enough else ""
-            raise DocumentsRefused(
-                f"nothing was appended: {many} not fit the schema of {collection}{more}",
-                why="\n        ".join(self._shown),
-            )
+            raise documents_refused(collection, self.count, self._shown)
 
 
 async def _revision(journals: Journals, intents: Intents) -> int | None:

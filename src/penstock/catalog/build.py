@@ -147,7 +147,7 @@ def _definitions(kind: str, sources: Sources) -> dict[str, Node]:
                 found[name],
                 "E-PREFIX",
                 f'"{name}" is a prefix of {what} "{inner}"',
-                hint="rename one of them: each name is a directory of its own",
+                hint="rename one of them: each name is a separate directory",
                 see=found[inner],
                 at=found[name].key_at,
             )

@@ -58,7 +58,7 @@ def build_collection(
         read_schema=Frozen(read.value),
         reads_inferred=read.uses_inferred,
         fields=_fields(node.get("projections"), key, shape, sources),
-        fragments=_fragments(node),
+        fragments=_fragments(node, sources),
     )
     return Known(spec, shape, CompiledSchema(write.value))
 
@@ -263,11 +263,19 @@ def _warn_about_case(projections: Node | None, fields: dict[str, Field], sources
             )
 
 
-def _fragments(node: Node) -> Fragments:
+def _fragments(node: Node, sources: Sources) -> Fragments:
     journals = node.get("journals")
     fragments = journals.get("fragments") if journals else None
     if fragments is None:
         return Fragments()
+    retention = fragments.get("retention")
+    if retention is not None and reading.seconds(fragments, "retention", None) == 0:
+        sources.error(
+            retention,
+            "E-TYPE",
+            "a retention of nothing would forget every document",
+            hint="leave it out to keep them for ever, or write a time such as 30d",
+        )
     codec = (fragments.text_of("compressionCodec") or "").removesuffix("_OFFLOAD_DECOMPRESSION")
     return Fragments(
         codec=next((c for c in ("NONE", "GZIP", "ZSTANDARD", "SNAPPY") if c == codec), None),

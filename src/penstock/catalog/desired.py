@@ -5,8 +5,10 @@ moment at which half of it is in effect. Specs are recorded one by one as canoni
 holds only the differences. Secrets are references in specs, and stay references here.
 
 Applying is declarative: what the given catalog does not define is removed. That removes
-definitions, never documents. Whether existing documents allow a change is up to a `Check` that the
-caller provides, because the answer needs more than the catalog.
+definitions, never documents. Tasks and collections are removed only if the caller has agreed to
+each of them, because a catalog of several files is easily given without one of them; the files of
+the last apply are recorded, to say which one. Whether existing documents allow a change is up to a
+`Check` that the caller provides, because the answer needs more than the catalog.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import dataclasses
 import enum
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -32,6 +34,7 @@ from penstock.model.spec import (
     CaptureSpec,
     Catalog,
     CatalogTest,
+    Codec,
     CollectionSpec,
     MaterializationSpec,
     fingerprint,
@@ -71,6 +74,8 @@ class Desired:
 
     version: int = 0
     specs: Mapping[Name, str] = dataclasses.field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    """The main files it was applied from, as absolute paths; none if they are not known."""
 
     def catalog(self) -> Catalog:
         """Return the catalog as it was applied."""
@@ -95,6 +100,7 @@ class Edit:
     version: int
     put: Mapping[Name, str]
     remove: tuple[Name, ...]
+    files: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +126,27 @@ class ApplyResult:
     version: int
     changes: tuple[Change, ...]
     tables: tuple[TableEffect, ...] = ()
+    """What it means for tables that were filled before; see `penstock.applying`."""
+    files_before: tuple[str, ...] = ()
+    """The main files that the catalog before was applied from."""
+
+    @property
+    def removed(self) -> tuple[Name, ...]:
+        """The tasks and collections that are removed; a derivation has its collection's name.
+
+        A task that is renamed is not removed.
+        """
+        found = ((c.kind, c.name) for c in self.changes if _removes(c))
+        return tuple(name for name in found if name not in self.renamed)
+
+    @property
+    def renamed(self) -> Mapping[Name, str]:
+        """The new names of tasks that are renamed."""
+        return {
+            (change.kind, former): change.name
+            for change in self.changes
+            if (former := getattr(change.after, "renamed_from", None)) is not None
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +177,10 @@ class ChangeRefused(UserError):
     """The catalog is valid, but does not fit the existing documents."""
 
 
+class RemovalRefused(UserError):
+    """The catalog leaves out tasks or collections, and nobody has agreed to remove them."""
+
+
 class NothingApplied(UserError):
     """This data directory has no catalog yet."""
 
@@ -160,9 +191,15 @@ async def load(store: Consensus) -> Catalog:
     if not replica.state.version:
         raise NothingApplied(
             "no catalog has been applied here",
-            fix="run penstock apply catalog.yaml, or pass --catalog catalog.yaml",
+            fix='penstock apply catalog.yaml (in Python: p.apply("catalog.yaml"))',
         )
     return replica.state.catalog()
+
+
+async def codecs(store: Consensus) -> dict[str, Codec]:
+    """Return how the files of collections are compressed, where the catalog says it."""
+    recorded = (await load_log(store, CATALOG_KEY, DesiredMachine())).state.catalog()
+    return {c.name: c.fragments.codec for c in recorded.collections if c.fragments.codec}
 
 
 async def apply(
@@ -172,12 +209,17 @@ async def apply(
     check: Check | None = None,
     objections: Sequence[str] = (),
     dry_run: bool = False,
+    files: Sequence[str] | None = None,
+    may_remove: Collection[Name] | None = None,
 ) -> ApplyResult:
     """Make `catalog` the desired state; return what that changes, which may be nothing.
 
     One error lists all of `check`'s objections, and those that the caller has of its own. If
     another apply commits between the checks and this commit, the checks run again on the state
-    that it left.
+    that it left. `files` are the main files of the catalog; None leaves those that are recorded.
+
+    Of tasks and collections, only those in `may_remove` may be removed, or all of them if it is
+    None; otherwise `RemovalRefused` is raised. A dry run may plan to remove anything.
 
     Write schemas are registered first, so that writers find them and need no right to write
     anything but journals.
@@ -189,19 +231,23 @@ async def apply(
         changes = plan(state, catalog)
         await _check(changes, check, objections)
         unchanged = not changes and state.version
+        result = ApplyResult(
+            version=state.version + (not unchanged), changes=changes, files_before=state.files
+        )
         if dry_run:
-            return ApplyResult(version=state.version + (not unchanged), changes=changes)
+            return result
+        check_removals(result, files, may_remove)
         await _register(schemas, catalog)
         if unchanged:
-            return ApplyResult(version=state.version, changes=())
-        edit = _edit(state, changes)
+            return result
+        edit = _edit(state, changes, state.files if files is None else files)
         try:
             committed = await log.append(partial(_unless_moved, edit))
         except _Moved:
             continue
         if committed is None:
             raise Bug("an edit of the catalog was not written", where=CATALOG_KEY)
-        return ApplyResult(version=committed.state.version, changes=changes)
+        return dataclasses.replace(result, version=committed.state.version)
 
 
 async def _register(schemas: Schemas, catalog: Catalog) -> None:
@@ -245,9 +291,47 @@ def plan(state: Desired, catalog: Catalog) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def _edit(state: Desired, changes: tuple[Change, ...]) -> Edit:
+def _removes(change: Change) -> bool:
+    """True if a change removes a task or a collection."""
+    before, after = change.before, change.after
+    if isinstance(before, CollectionSpec) and isinstance(after, CollectionSpec):
+        return before.derivation is not None and after.derivation is None
+    return after is None and isinstance(before, CollectionSpec | CaptureSpec | MaterializationSpec)
+
+
+def check_removals(
+    result: ApplyResult, files: Sequence[str] | None, may_remove: Collection[Name] | None
+) -> None:
+    """Raise `RemovalRefused` if tasks or collections would be removed that may not be."""
+    allowed = set(result.removed if may_remove is None else may_remove)
+    names = set(result.removed) - allowed
+    if not names:
+        return
+    refused = [change for change in result.changes if (change.kind, change.name) in names]
+    listed = "\n".join(f"  {removed_word(change)} {change.name}" for change in refused)
+    count = "1 definition" if len(refused) == 1 else f"{len(refused)} definitions"
+    missing = ", ".join(file for file in result.files_before if file not in (files or ()))
+    raise RemovalRefused(
+        f"nothing was applied: this would remove {count}\n{listed}",
+        why=f"the current catalog was also applied from {missing}"
+        if files and missing
+        else "the current catalog has them, and the given one does not",
+        fix="give all files of the catalog together; or, to remove them, penstock apply --yes "
+        "(in Python: remove=True)",
+    )
+
+
+def removed_word(change: Change) -> str:
+    """Say what a change removes."""
+    if not isinstance(change.before, CollectionSpec) or change.before.derivation is None:
+        return change.kind.value
+    return "derivation" if change.after is not None else "derived collection"
+
+
+def _edit(state: Desired, changes: tuple[Change, ...], files: Sequence[str]) -> Edit:
     return Edit(
         version=state.version,
+        files=tuple(files),
         put={
             (c.kind, c.name): canonical_json(to_json(c.after))
             for c in changes
@@ -289,7 +373,8 @@ _decode = msgspec.msgpack.Decoder().decode
 class DesiredMachine:
     """The log's machine (`consensus.replica.Machine`): msgpack arrays, specs as JSON text."""
 
-    format = 1
+    format = 2
+    """From 2 on, with the files of the catalog."""
 
     def initial(self) -> Desired:
         return Desired()
@@ -300,23 +385,23 @@ class DesiredMachine:
                 f"an edit for version {diff.version} met version {state.version}", where=CATALOG_KEY
             )
         kept = {name: text for name, text in state.specs.items() if name not in diff.remove}
-        return Desired(version=state.version + 1, specs={**kept, **diff.put})
+        return Desired(version=state.version + 1, specs={**kept, **diff.put}, files=diff.files)
 
     def encode_diff(self, diff: Edit) -> bytes:
         removed = [(kind.value, name) for kind, name in diff.remove]
-        return _encode((diff.version, _specs_out(diff.put), removed))
+        return _encode((diff.version, _specs_out(diff.put), removed, diff.files))
 
     def decode_diff(self, data: bytes, format: int) -> Edit:  # noqa: A002
-        version, put, remove = _decode(data)
+        version, put, remove, *files = _decode(data)
         removed = tuple((DefinitionKind(kind), name) for kind, name in remove if kind in _KINDS)
-        return Edit(version=version, put=_specs_in(put), remove=removed)
+        return Edit(version=version, put=_specs_in(put), remove=removed, files=_files_in(files))
 
     def encode_state(self, state: Desired) -> bytes:
-        return _encode((state.version, _specs_out(state.specs)))
+        return _encode((state.version, _specs_out(state.specs), state.files))
 
     def decode_state(self, data: bytes, format: int, revision: int) -> Desired:  # noqa: A002
-        version, specs = _decode(data)
-        return Desired(version=version, specs=_specs_in(specs))
+        version, specs, *files = _decode(data)
+        return Desired(version=version, specs=_specs_in(specs), files=_files_in(files))
 
 
 def _specs_out(specs: Mapping[Name, str]) -> list[tuple[str, str, str]]:
@@ -325,3 +410,7 @@ def _specs_out(specs: Mapping[Name, str]) -> list[tuple[str, str, str]]:
 
 def _specs_in(specs: list[tuple[str, str, str]]) -> dict[Name, str]:
     return {(DefinitionKind(kind), name): text for kind, name, text in specs if kind in _KINDS}
+
+
+def _files_in(found: list[list[str]]) -> tuple[str, ...]:
+    return tuple(found[0]) if found else ()

@@ -1,8 +1,8 @@
-"""The forms of values that a grammar is made of: how to check them, and their JSON Schema.
+"""The forms of values that a grammar is made of, and how to check them.
 
 A grammar is data: a tree of forms. `check` walks a positioned value along it and reports what does
-not fit; `json_schema` renders the same tree for editors. Only the form is checked here: names are
-resolved by `penstock.catalog.build`.
+not fit; `editor_schema` renders the same tree for editors, and `make docs` for readers. Only the
+form is checked here: names are resolved by `penstock.catalog.build`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from penstock.catalog.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from penstock.catalog.nodes import Node
@@ -80,6 +80,13 @@ class AnyMapping:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaMapping:
+    """A JSON Schema; `penstock.model.schema_check` checks it."""
+
+    expected: str = "a mapping"
+
+
+@dataclass(frozen=True, slots=True)
 class ListOf:
     """A list whose items have one form."""
 
@@ -108,12 +115,16 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A known key of a mapping. `accepted` keys are allowed, but have no effect."""
+    """A known key of a mapping. `accepted` keys are allowed, but have no effect.
+
+    `default` is a value that means the same as leaving the key out, if there is one.
+    """
 
     about: str
     form: Form
     required: bool = False
     accepted: bool = False
+    default: str | int | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ Form: TypeAlias = (
     | Null
     | Anything
     | AnyMapping
+    | SchemaMapping
     | ListOf
     | MapOf
     | Either
@@ -314,58 +326,7 @@ def _fits(node: Node, form: Form) -> bool:
             return node.value is None
         case ListOf():
             return isinstance(node.value, tuple)
-        case AnyMapping() | MapOf() | KeyedMapping():
+        case AnyMapping() | SchemaMapping() | MapOf() | KeyedMapping():
             return isinstance(node.value, Mapping)
         case Either():
             return any(_fits(node, k) for k in form.forms)
-
-
-def json_schema(form: Form) -> dict[str, Any]:
-    """Render a form as JSON Schema, which editors use for completion and to show errors."""
-    match form:
-        case Text():
-            return {"type": "string"} | ({"pattern": f"^{form.pattern}$"} if form.pattern else {})
-        case Choice():
-            return {"enum": list(form.words)}
-        case BooleanValue():
-            return {"type": "boolean"}
-        case WholeNumber():
-            return {"type": "integer", "minimum": form.minimum}
-        case Null():
-            return {"type": "null"}
-        case Anything():
-            return {}
-        case AnyMapping():
-            return {"type": "object"}
-        case ListOf():
-            return {"type": "array", "items": json_schema(form.item), "minItems": form.at_least}
-        case MapOf():
-            names = {"propertyNames": json_schema(form.names)} if form.names.pattern else {}
-            return {"type": "object", "additionalProperties": json_schema(form.value)} | names
-        case Either():
-            return {"anyOf": [json_schema(k) for k in form.forms]}
-        case KeyedMapping():
-            return _mapping_schema(form)
-
-
-def _mapping_schema(record: KeyedMapping) -> dict[str, Any]:
-    keys = {name: key for name, key in record.keys.items() if isinstance(key, Key)}
-    schema: dict[str, Any] = {
-        "type": "object",
-        "title": record.what,
-        "properties": {
-            name: {"description": key.about} | json_schema(key.form) for name, key in keys.items()
-        },
-        "additionalProperties": False,
-    }
-    if required := [name for name, key in keys.items() if key.required]:
-        schema["required"] = required
-    if record.one_of:
-        schema["oneOf"] = [{"required": [n]} for n in record.one_of if n in keys]
-    if record.together:
-        schema["dependentRequired"] = {
-            name: [other] for a, b in record.together for name, other in ((a, b), (b, a))
-        }
-    if record.exclusive:
-        schema["not"] = {"anyOf": [{"required": [a, b]} for a, b in record.exclusive]}
-    return schema

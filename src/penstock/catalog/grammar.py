@@ -1,7 +1,7 @@
 """The grammar of catalogs: every key, what it is for, and the form of its value.
 
-`penstock.catalog.forms.check` checks these tables, and `penstock check --print-schema` prints them
-for editors. No other place knows which keys exist.
+`penstock.catalog.forms.check` checks these tables, `penstock schema` prints them for editors, and
+`make docs` writes them to docs/catalog.md. No other place knows which keys exist.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from penstock.catalog.forms import (
     ListOf,
     MapOf,
     Null,
+    SchemaMapping,
     Text,
     Unsupported,
     WholeNumber,
@@ -66,6 +67,7 @@ BASE64 = Text(
     hint="for example: openssl rand -base64 16",
 )
 INLINE_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, AnyMapping()))
+SCHEMA_OR_FILE = Either("a mapping, or the path of a file that holds one", (TEXT, SchemaMapping()))
 DEPTH = Either("true, false, or a depth as a number", (FLAG, WholeNumber()))
 
 
@@ -85,11 +87,13 @@ def _texts_by(what: str) -> MapOf:
     return MapOf(f"a mapping of {what} to strings", TEXT)
 
 
-DELETE = Key("Remove it when the catalog is applied.", FLAG)
-DISABLE = Key("Do not use it, but keep checking it.", FLAG)
-BACKFILL = Key("A counter; raising it reads the source again from its start.", WholeNumber())
+DELETE = Key("Remove it when the catalog is applied.", FLAG, default=False)
+DISABLE = Key("Do not use it, but keep checking it.", FLAG, default=False)
+BACKFILL = Key(
+    "A counter; raising it reads the source again from its start.", WholeNumber(), default=0
+)
+PRIORITY = Key("Higher priorities are read first.", WholeNumber(), default=0)
 RENAMED_FROM = "The task's former name: it continues from where that task was."
-PRIORITY = Key("Higher priorities are read first.", WholeNumber())
 REDACT_SALT = Key("Salt for `redact: sha256`, in base64.", BASE64)
 EXPECT_PUB_ID = _no_effect(Anything())
 CONFIG = Key("The configuration, or a file that holds it.", INLINE_OR_FILE)
@@ -101,11 +105,18 @@ SHARDS = Key(
     KeyedMapping(
         "shards",
         {
-            "disable": Key("Do not run the task; it is still checked.", FLAG),
-            "minTxnDuration": Key("Keep a transaction open at least this long.", DURATION),
-            "maxTxnDuration": Key("Close a transaction after this long.", DURATION),
+            "disable": Key("Do not run the task; it is still checked.", FLAG, default=False),
+            "minTxnDuration": Key(
+                "Keep a transaction open at least this long.", DURATION, default="0s"
+            ),
+            "maxTxnDuration": Key(
+                "Close a transaction after this long: 5m for materializations, 1s for others.",
+                DURATION,
+            ),
             "logLevel": Key(
-                "The level of the task's log.", Choice(("error", "warn", "info", "debug", "trace"))
+                "The level of the task's log.",
+                Choice(("error", "warn", "info", "debug", "trace")),
+                default="info",
             ),
             "flags": Key(
                 "Feature flags; those that there are hold for every task.",
@@ -167,11 +178,11 @@ LOCAL = KeyedMapping(
         ),
         "config": CONFIG,
         "env": Key("Environment variables for the program.", _texts_by("variables")),
-        "protobuf": Key("Use protobuf instead of JSON.", FLAG),
+        "protobuf": Key("Use protobuf instead of JSON.", FLAG, default=False),
     },
 )
 _SPECIFICATION = KeyedMapping(
-    "a specification", {"configSchema": Key("JSON Schema of the configuration.", INLINE_OR_FILE)}
+    "a specification", {"configSchema": Key("JSON Schema of the configuration.", SCHEMA_OR_FILE)}
 )
 PYTHON = KeyedMapping(
     "a Python module",
@@ -203,7 +214,9 @@ SPARK = KeyedMapping(
     {
         "views": Key("Constant tables that lambdas may join.", _texts_by("views")),
         "nonlinear": Key(
-            "Allow results that depend on how documents are batched.", Choice(("deny", "allow"))
+            "Allow results that depend on how documents are batched.",
+            Choice(("deny", "allow")),
+            default="deny",
         ),
     },
 )
@@ -223,7 +236,7 @@ PYTHON_DERIVATION = KeyedMapping(
                 (ListOf("a list of requirements", TEXT), _texts_by("packages")),
             ),
         ),
-        "batch": Key("Methods take and yield Arrow batches.", FLAG),
+        "batch": Key("Methods take and yield Arrow batches.", FLAG, default=False),
     },
     one_of=("module", "files"),
 )
@@ -267,7 +280,7 @@ TRANSFORM = KeyedMapping(
             "Which documents meet on one shard; by default, those of equal key.", SHUFFLE
         ),
         "lambda": Key("A .sql file, or the SQL itself.", TEXT),
-        "readDelay": Key("Delay documents by this long.", DURATION),
+        "readDelay": Key("Delay documents by this long.", DURATION, default="0s"),
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
@@ -309,7 +322,7 @@ PROJECTION = Either(
             "a projection",
             {
                 "location": _required("Location of the value.", POINTER),
-                "partition": Key("Split the collection by this field.", FLAG),
+                "partition": Key("Split the collection by this field.", FLAG, default=False),
             },
         ),
     ),
@@ -325,15 +338,15 @@ FRAGMENTS = KeyedMapping(
             "remove it: a transaction stores its documents when it commits, and none wait for a\n"
             "file to fill up. penstock compact joins small files",
         ),
-        "retention": Key("Drop files older than this.", DURATION),
+        "retention": Key("Forget documents this long after they were committed.", DURATION),
     },
 )
 COLLECTION = KeyedMapping(
     "a collection",
     {
-        "schema": Key("JSON Schema of the documents.", INLINE_OR_FILE),
-        "writeSchema": Key("Schema of documents as written.", INLINE_OR_FILE),
-        "readSchema": Key("Schema of documents as read.", INLINE_OR_FILE),
+        "schema": Key("JSON Schema of the documents.", SCHEMA_OR_FILE),
+        "writeSchema": Key("Schema of documents as written.", SCHEMA_OR_FILE),
+        "readSchema": Key("Schema of documents as read.", SCHEMA_OR_FILE),
         "key": _required(
             "JSON pointers, as in key: [/id]. Documents of one key are reduced to one.", POINTERS
         ),
@@ -372,6 +385,7 @@ CAPTURE_BINDING = KeyedMapping(
         "onInvalid": Key(
             "How to handle documents that do not fit the schema.",
             Choice(("stop", "skip", "quarantine")),
+            default="stop",
         ),
         "disable": DISABLE,
         "backfill": BACKFILL,
@@ -391,7 +405,7 @@ CAPTURE = KeyedMapping(
         "bindings": _required(
             "Which resource fills which collection.", ListOf("a list of bindings", CAPTURE_BINDING)
         ),
-        "interval": Key("Time between starts, for connectors that end.", DURATION),
+        "interval": Key("Time between starts, for connectors that end.", DURATION, default="5m"),
         "autoDiscover": _unsupported(
             "autoDiscover",
             "remove it, and list the bindings: penstock discover proposes those of new resources",
@@ -417,7 +431,7 @@ FIELDS = KeyedMapping(
     "fields",
     {
         "recommended": Key(
-            "Take the fields that the connector recommends, down to a depth.", DEPTH
+            "Take the fields that the connector recommends, down to a depth.", DEPTH, default=True
         ),
         "require": Key("Required fields.", _FIELD_OPTIONS),
         "include": Key("The old name of require.", _FIELD_OPTIONS),
@@ -439,7 +453,11 @@ MATERIALIZATION_BINDING = KeyedMapping(
         "priority": PRIORITY,
         "disable": DISABLE,
         "backfill": BACKFILL,
-        "takeover": Key("Take the resource from the task that fills it: it is filled again.", FLAG),
+        "takeover": Key(
+            "Take the resource from the task that fills it: it is filled again.",
+            FLAG,
+            default=False,
+        ),
         "renamedFrom": Key(
             "The resource that the binding had before: it is renamed, and keeps its rows.",
             AnyMapping(),
@@ -460,7 +478,7 @@ FOLLOWED_CAPTURE = Key(
                         "How to name resources.",
                         Either("a naming strategy", (TEXT, AnyMapping())),
                     ),
-                    "deltaUpdates": Key("Use delta updates in all bindings.", FLAG),
+                    "deltaUpdates": Key("Use delta updates in all bindings.", FLAG, default=False),
                     "fieldsRecommended": Key("Sets fields.recommended of every binding.", DEPTH),
                 },
             ),
@@ -471,11 +489,11 @@ TRIGGER = KeyedMapping(
     "a trigger",
     {
         "url": _required("The URL to call.", TEXT),
-        "method": Key("The HTTP method.", Choice(("POST", "PUT", "PATCH"))),
+        "method": Key("The HTTP method.", Choice(("POST", "PUT", "PATCH")), default="POST"),
         "headers": Key("Headers to send.", _texts_by("headers")),
         "payloadTemplate": _required("The body, with {{variables}}.", TEXT),
-        "timeout": Key("Give up after this long.", DURATION),
-        "maxAttempts": Key("Attempts per call.", WholeNumber(1)),
+        "timeout": Key("Give up after this long.", DURATION, default="30s"),
+        "maxAttempts": Key("Attempts per call.", WholeNumber(1), default=3),
     },
 )
 MATERIALIZATION = KeyedMapping(

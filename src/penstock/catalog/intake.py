@@ -1,13 +1,13 @@
-"""Documents on their way in as JSON lines: what `penstock append` and `Penstock.append` read.
+"""Documents on their way in: JSON lines of `penstock append`, and frames of `Penstock.append`.
 
-Text is taken a chunk of lines at a time, so memory is that of one chunk, however long the file.
-What becomes of the lines is `native.take`, as it is for captures.
+Text is taken a chunk of lines at a time, so memory is that of one chunk, however long the file; and
+a frame batch by batch. What becomes of them is `native.take`, as it is for captures.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -20,6 +20,9 @@ from penstock.native.take import TEXT_MAX, Taker
 
 CHUNK_BYTES: Final = 1 << 20
 """Text parsed at once: enough for Arrow to work in columns, little enough to stay in a cache."""
+
+CHUNK_ROWS: Final = 1 << 14
+"""Rows of a frame that are taken at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class RefusedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some lines of a file: the valid documents as columns, and the lines that were refused."""
+    """Some of the input: the valid documents as columns, and what was refused."""
 
     documents: pyarrow.RecordBatch | None
     """None if no document is valid."""
@@ -70,6 +73,25 @@ class Intake:
             line += data.count(b"\n")
             if not data.endswith(b"\n") and _skip_line(stream):
                 line += 1
+
+    def read_frame(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Chunk]:
+        """Read a frame, whose columns are members (`native.plain`); the first row is row 1."""
+        before = 0
+        for batch in batches:
+            for begin in range(0, batch.num_rows, CHUNK_ROWS):
+                some = batch.slice(begin, CHUNK_ROWS)
+                taken = self._taker.take_columns(some)
+                yield Chunk(
+                    documents=taken.rows if taken.rows.num_rows else None,
+                    refused=tuple(
+                        RefusedLine(
+                            file="row", line=before + each.at + 1, violations=each.violations
+                        )
+                        for each in taken.refused
+                    ),
+                    bytes=some.nbytes,
+                )
+                before += some.num_rows
 
     def _chunk(self, data: bytes, name: str, first: int) -> Chunk:
         lines = enumerate(_without_mark(data, first).split(b"\n"), start=first)

@@ -223,7 +223,7 @@ class _Composer:
                     raise _Unreadable(
                         self._position(event.start_mark),
                         "a second document begins here",
-                        "a file holds one document: move the other to a file of its own",
+                        "a file holds one document: move the other to a separate file",
                     )
                 result = self._value(next(self._events), 1)
         if result is None:

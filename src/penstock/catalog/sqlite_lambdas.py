@@ -24,6 +24,7 @@ from penstock.runtime.derive.sqlite_code import (
     refusal,
     statements,
 )
+from penstock.runtime.derive.sqlite_decimal import add_decimals
 
 _STEPS_MAX = 5_000_000
 
@@ -33,6 +34,7 @@ class LambdaDatabase:
 
     def __init__(self) -> None:
         self._db = apsw.Connection(":memory:")
+        add_decimals(self._db)
         self._denied: str | None = None
         self._migrating = False
         self._db.authorizer = self._authorize

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.meanwhile import said_meanwhile
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
+from penstock.cli.tables import counted, size_text
 from penstock.errors import UserError
 from penstock.settings import Settings
 
@@ -29,17 +31,19 @@ def append(
     collection: Annotated[str, typer.Argument(help="Name of the collection.", show_default=False)],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Files of JSON lines; stdin by default, or as -.", show_default=False),
+        typer.Argument(
+            help="Files of JSON lines; stdin by default, or given as -.", show_default=False
+        ),
     ] = None,
     skip_invalid: Annotated[
         bool,
-        typer.Option("--skip-invalid", help="Append the documents that fit, leave out the others."),
+        typer.Option("--skip-invalid", help="Append the valid documents and skip the others."),
     ] = False,
     redact_salt: Annotated[
         str | None,
         typer.Option(
             "--redact-salt",
-            help="Salt of redacted values, in base64; the one of the catalog's tasks by default.",
+            help="Salt for redacted values, in base64; by default, that of the catalog's tasks.",
             envvar="PENSTOCK_REDACT_SALT",
         ),
     ] = None,
@@ -47,7 +51,7 @@ def append(
     """Append JSON lines as one transaction: readers see all of the documents, or none.
 
     Documents are validated first. If one does not fit the collection's schema, nothing is appended,
-    and every bad line is named with what is wrong with it.
+    and every bad line is reported with the reason.
 
     Example: penstock append acme/orders orders.jsonl
     """
@@ -56,10 +60,9 @@ def append(
         print_json(dataclasses.asdict(result))
         return
     skipped = f"; {result.skipped:,} skipped" if result.skipped else ""
-    into = f"{len(result.journals)} journal{'s' if len(result.journals) != 1 else ''}"
     stdout.print(
-        f"appended {result.documents:,} document{'s' if result.documents != 1 else ''} "
-        f"to {into} of {collection}{skipped}",
+        f"appended {counted(result.documents, 'document')} to "
+        f"{counted(len(result.journals), 'journal')} of {collection}{skipped}",
         markup=False,
     )
 
@@ -67,8 +70,9 @@ def append(
 async def _append(
     settings: Settings, name: str, files: list[Path], skip_invalid: bool, redact_salt: str | None
 ) -> AppendResult:
-    from penstock.catalog.append import DocumentsRefused, append_documents
+    from penstock.catalog.append import append_documents
     from penstock.journal.blobs import open_blobs
+    from penstock.journal.frame_append import DocumentsRefused
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
     from penstock.journal.schemas import Schemas
@@ -101,6 +105,7 @@ def _chunks(intake: Intake, files: list[Path]) -> Iterator[Chunk]:
     for file in files:
         with _opened(file) as (stream, name):
             yield from intake.read(stream, name)
+    stops.outcome = "all documents were appended, or none: see penstock journals"
 
 
 @contextlib.contextmanager
@@ -119,25 +124,34 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 @contextlib.contextmanager
 def _progress(files: list[Path]) -> Iterator[Any]:
-    """A bar on a terminal; how far it goes is known of files only."""
+    """A bar on a terminal, a line now and then elsewhere; the end is known of files only."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     known = all(file != STDIN and file.is_file() for file in files)
     total = sum(file.stat().st_size for file in files) if known else None
+    documents = size = 0
+
+    def said() -> str:
+        of = "" if total is None else f" of {size_text(total)}"
+        return f"appending: {documents:,} documents, {size_text(size)}{of} read"
+
     columns = [TextColumn("{task.fields[documents]:,} documents"), BarColumn()]
-    with Progress(
-        *columns,
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=stderr,
-        transient=True,
-        disable=not stderr.is_terminal,
-    ) as progress:
+    with (
+        said_meanwhile(said),
+        Progress(
+            *columns,
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=stderr,
+            transient=True,
+            disable=not stderr.is_terminal,
+        ) as progress,
+    ):
         task = progress.add_task("append", total=total, documents=0)
-        documents = 0
 
         def advance(chunk: Chunk) -> None:
-            nonlocal documents
+            nonlocal documents, size
+            size += chunk.bytes
             documents += chunk.documents.num_rows if chunk.documents is not None else 0
             progress.update(task, advance=chunk.bytes, documents=documents)
 

@@ -35,7 +35,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="NAME", help="Benchmarks to run; all by default.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run smaller benchmarks: minutes each.")
+        bool, typer.Option("--quick", help="Run smaller benchmarks, of a few minutes each.")
     ] = False,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Directory for results.")
@@ -55,7 +55,7 @@ def bench(
         bool, typer.Option("--list", help="List the benchmarks without running them.")
     ] = False,
 ) -> None:
-    r"""Run benchmarks on this machine, beside their peers.
+    r"""Run benchmarks on this machine, with peers for comparison.
 
     Each benchmark prints a table, or with --json a line of JSON, and writes NAME.json and a
     NAME-CHART.svg per chart to DIR. Charts need matplotlib: pip install 'penstock\[bench]'.

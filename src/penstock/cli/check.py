@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.errors import UsageError
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,14 +24,12 @@ def check(
     catalogs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Catalog files, or directories with a catalog.yaml.", show_default=False
+            help="Catalog files, or directories with a catalog.yaml; ./catalog.yaml by default.",
+            show_default=False,
         ),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show how each collection is stored and reduced.")
-    ] = False,
-    print_schema: Annotated[
-        bool, typer.Option("--print-schema", help="Print the JSON Schema of catalogs, for editors.")
     ] = False,
     without_secrets: Annotated[
         bool, typer.Option("--without-secrets", help="Do not check that secrets are set.")
@@ -41,22 +39,17 @@ def check(
         typer.Option("--allow-outside", help="Allow files outside the catalog's directory."),
     ] = False,
 ) -> None:
-    """Check a catalog and its imports, and report every mistake. Does not start Spark.
+    """Check a catalog and its imports, and report every error. Does not start Spark.
 
-    If the data directory holds documents, or state of derivations, a change that does not fit
-    them is a mistake too. So is one that a table cannot follow whose binding says `abort`.
+    A change that does not fit the stored documents, or the state of derivations, is an error too.
+    So is one that a table cannot follow whose binding says `abort`.
 
     Example: penstock check catalog.yaml
     """
-    if print_schema:
-        print_json(editor_schema())
-        return
     from penstock.catalog.build import build_catalog
     from penstock.connectors.builtin import BUILTIN
 
-    mains = [*(catalogs or ()), *settings.catalog]
-    if not mains:
-        raise UsageError("no catalog given", fix="penstock check catalog.yaml")
+    mains = main_files(settings, catalogs, "check")
     environ = None if without_secrets else os.environ
     result = build_catalog(mains, environ=environ, allow_outside=allow_outside, connectors=BUILTIN)
     refused = stops.run(_refused(settings, result)) if result.ok else None
@@ -84,18 +77,6 @@ async def _refused(settings: Settings, result: BuildResult) -> ChangeRefused | N
         except ChangeRefused as refused:
             return refused
     return None
-
-
-def editor_schema() -> dict[str, object]:
-    """Render the grammar as JSON Schema, for completion and errors while typing."""
-    from penstock.catalog.forms import json_schema
-    from penstock.catalog.grammar import CATALOG
-
-    return {
-        "$schema": "https://json-schema.org/draft/2019-09/schema",
-        "title": "Penstock catalog",
-        **json_schema(CATALOG),
-    }
 
 
 def report(result: BuildResult, *, explain: bool) -> dict[str, object]:

@@ -88,7 +88,7 @@ def cluster(
             "--admin-port",
             min=0,
             max=65_535,
-            help="Loopback port of what tasks do, as JSON; 0 takes a free one.",
+            help="Serve the state of tasks as JSON on this loopback port; 0 takes a free one.",
         ),
     ] = ADMIN_PORT,
     install: Annotated[
@@ -103,22 +103,24 @@ def cluster(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key.")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option("--tls-client-ca", help="Demand client certificates of this CA.")
+        Path | None,
+        typer.Option("--tls-client-ca", help="Require client certificates issued by this CA."),
     ] = None,
     domain: Annotated[Domain | None, typer.Option("--domain", hidden=True)] = None,
     claim: Annotated[int, typer.Option("--claim", hidden=True)] = 0,
 ) -> None:
-    """Run tasks as controllers say, until SIGTERM or Ctrl-C.
+    """Run the tasks that a controller asks for, until SIGTERM or Ctrl-C.
 
-    penstock up is a cluster with a controller inside. This one has none: it goes on with what it
-    was told last, and takes what a penstock controller says, which may come and go. What is to run
-    is kept in the consensus store, so it survives both.
+    penstock up is a cluster with a controller inside. This one has none: it runs what the last
+    penstock controller asked for, and controllers may come and go. What is to run is kept in the
+    consensus store, so it survives restarts of both.
 
     Prints one line with its address on stdout once controllers can connect. The newest cluster of a
-    deployment takes over, and the one before ends.
+    deployment takes over, and the previous one ends.
 
-    --no-unified-runtime runs captures and materializations in one process, derivations in another,
-    each with a Spark of its own: what happens to one does not touch the other, for more memory.
+    --no-unified-runtime runs captures and materializations in one process and derivations in
+    another, each with its own Spark: a failure of one does not affect the other, but it takes more
+    memory.
 
     Example: penstock cluster --consensus grpc://127.0.0.1:6882
     """

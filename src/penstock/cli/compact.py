@@ -11,6 +11,7 @@ from penstock.cli.frame import print_json, stdout
 from penstock.cli.gc import progress_bar
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,16 +24,16 @@ def compact(
         str | None, typer.Argument(help="One collection; all by default.", show_default=False)
     ] = None,
     target: Annotated[
-        str, typer.Option("--target", help="Objects grow up to this size.")
+        str, typer.Option("--target", help="Maximum size of the merged objects.")
     ] = "128MiB",
     inputs: Annotated[
         int,
-        typer.Option("--inputs", min=2, help="Small neighbours to rewrite together, at least."),
+        typer.Option("--inputs", min=2, help="Merge at least N fragments at a time."),
     ] = 2,
 ) -> None:
-    """Rewrite small neighbouring fragments as one object each; readers and writers go on.
+    """Merge small neighbouring fragments, while readers and writers continue.
 
-    What was replaced is left to penstock gc.
+    penstock gc removes the replaced objects later.
 
     Example: penstock compact acme/orders
     """
@@ -46,10 +47,11 @@ def compact(
     elif not done.objects and not done.pages:
         stdout.print("nothing to compact")
     else:
-        pages = f", {done.pages:,} pages of records" if done.pages else ""
+        pages = f", {counted(done.pages, 'page')} of records" if done.pages else ""
         stdout.print(
-            f"{done.fragments:,} fragments of {done.journals:,} journals are now "
-            f"{done.objects:,} objects: {done.rows:,} documents, "
+            f"rewrote {counted(done.fragments, 'fragment')} of "
+            f"{counted(done.journals, 'journal')} as {counted(done.objects, 'object')}: "
+            f"{counted(done.rows, 'document')}, "
             f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after{pages}",
             markup=False,
         )
@@ -58,6 +60,7 @@ def compact(
 async def _compact(
     settings: Settings, collection: str | None, options: CompactionOptions
 ) -> Compacted:
+    from penstock.catalog.desired import codecs
     from penstock.journal.blobs import open_blobs
     from penstock.journal.journals import Journals
     from penstock.journal.ownership import Ownership
@@ -75,4 +78,5 @@ async def _compact(
                 collection,
                 options=options,
                 progress=progress,
+                codecs=await codecs(store),
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.tables import TableColumn, print_table
@@ -97,25 +98,25 @@ def install(
     package: Annotated[
         str,
         typer.Argument(
-            help="airbyte:NAME or singer:NAME, with ==VERSION if you like.",
+            help="airbyte:NAME or singer:NAME, optionally with ==VERSION.",
             metavar="PACKAGE",
         ),
     ],
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Take a newer version if there is one.")
+        bool, typer.Option("--upgrade", help="Upgrade to the newest version.")
     ] = False,
     beside: Annotated[
         list[str] | None,
-        typer.Option("--with", help="One more requirement for its environment; repeatable."),
+        typer.Option("--with", help="An extra requirement for its environment; repeatable."),
     ] = None,
     python: Annotated[
         str, typer.Option("--python", help="The Python of its environment (default: this one).")
     ] = "",
 ) -> None:
-    """Install a package that is a source, into an environment of its own.
+    """Install a source package into its own environment.
 
-    Environments are below ~/.local/share/penstock/connectors (XDG_DATA_HOME). pip is used as
-    this machine has set it up. A package that is there already is left as it is.
+    Environments are in ~/.local/share/penstock/connectors (XDG_DATA_HOME). pip runs as it is
+    configured on this machine. A package that is already installed is left as it is.
 
     Example: penstock connector install airbyte:source-faker==7.2.1
     """
@@ -135,7 +136,7 @@ def _install(
 ) -> dict[str, str]:
     if name == KAFKA:
         raise UsageError(
-            "source-kafka is built in, and needs a package beside Penstock",
+            "source-kafka is built in, and needs an extra package",
             fix="pip install 'penstock[kafka]'",
         )
     from penstock.connectors.packages import environments
@@ -200,7 +201,8 @@ def check(
     catalogs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Catalog files, or directories with a catalog.yaml.", show_default=False
+            help="Catalog files, or directories with a catalog.yaml; ./catalog.yaml by default.",
+            show_default=False,
         ),
     ] = None,
     task: Annotated[str, typer.Option("--task", help="Only this task.")] = "",
@@ -218,9 +220,7 @@ def check(
     from penstock.catalog.build import load_catalog
     from penstock.connectors.builtin import BUILTIN
 
-    mains = [*(catalogs or ()), *settings.catalog]
-    if not mains:
-        raise UsageError("no catalog given", fix="penstock connector check catalog.yaml")
+    mains = main_files(settings, catalogs, "connector check")
     catalog = load_catalog(
         mains, environ=os.environ, allow_outside=allow_outside, connectors=BUILTIN
     )

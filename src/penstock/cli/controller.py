@@ -1,4 +1,4 @@
-"""`penstock controller`: tell a cluster what to run."""
+"""`penstock controller`: keep a cluster at the applied catalog."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.apply import applied_first, summary
+from penstock.cli.apply import Yes, applied_first, summary
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
@@ -29,17 +29,18 @@ def controller(
         str,
         typer.Option(
             "--cluster",
-            help="grpc://HOST:PORT of a cluster; ?token_file=FILE and ?ca=FILE if it needs them.",
+            help="grpc://HOST:PORT of a cluster; add ?token_file=FILE and &ca=FILE if needed.",
             metavar="URL",
         ),
     ] = "grpc://127.0.0.1:7100",
+    yes: Yes = False,
 ) -> None:
-    """Tell a cluster what the applied catalog wants to run, until SIGTERM or Ctrl-C.
+    """Keep a cluster running what the applied catalog defines, until SIGTERM or Ctrl-C.
 
-    It says everything when it connects, and from then on what changes. It keeps nothing: kill it,
-    start it again, start it elsewhere. A cluster that is away is waited for; the tasks of one that
-    runs go on while there is no controller. The newest controller of a cluster counts, and the one
-    before ends.
+    It sends everything when it connects, and from then on what changes. It keeps no state: kill it,
+    restart it, start it elsewhere. It waits for a cluster that cannot be reached; a cluster keeps
+    running its tasks while there is no controller. The newest controller of a cluster takes over,
+    and the previous one ends.
 
     Example: penstock controller --cluster grpc://127.0.0.1:7100
     """
@@ -49,10 +50,10 @@ def controller(
 
     address = ServiceAddress.parse(cluster, default_port=DEFAULT_PORT)
     check_clear(address)
-    stops.run(_control(settings, address))
+    stops.run(_control(settings, address, yes=yes))
 
 
-async def _control(settings: Settings, address: ServiceAddress) -> None:
+async def _control(settings: Settings, address: ServiceAddress, *, yes: bool) -> None:
     from penstock.cluster.claim import this_process
     from penstock.cluster.controller import Controller
     from penstock.cluster.remote import RemoteCluster
@@ -61,7 +62,7 @@ async def _control(settings: Settings, address: ServiceAddress) -> None:
     stopping = asyncio.Event()
     async with opened(settings, create=bool(settings.catalog)) as store:
         if settings.catalog:
-            applied = await applied_first(store, settings.catalog)
+            applied = await applied_first(store, settings.catalog, yes=yes)
             stderr.print(summary(applied, dry_run=False), markup=False)
         catalog = AppliedCatalog(store)
         cluster = RemoteCluster(address)

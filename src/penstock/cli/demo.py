@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from rich.table import Table
 
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.init import write_template
+from penstock.cli.tables import counted
+from penstock.servicekit import logs
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,10 +38,10 @@ def demo(
         Path, typer.Argument(help="Directory of the demo; created if missing.", metavar="DIR")
     ] = Path("demo"),
 ) -> None:
-    """Run a small shop: files are captured, and go through collections into SQLite tables.
+    """Run a small shop: capture files into collections, derive one, and fill SQLite tables.
 
-    The catalog is written first if DIR has none, and everything stays in DIR. Change the catalog,
-    add files, and run it again: it continues from where it was.
+    Writes the catalog first if DIR has none, and keeps everything in DIR. Change the catalog, add
+    files, and run it again: it continues where it was.
 
     Example: penstock demo demo
     """
@@ -50,16 +53,16 @@ def demo(
         stderr.print(f"wrote {directory / 'catalog.yaml'} and its sample data", markup=False)
     with contextlib.chdir(directory), _opened(settings) as penstock:
         catalog = load_catalog([Path("catalog.yaml")], environ=os.environ)
-        penstock.apply("catalog.yaml")
+        penstock.apply("catalog.yaml", remove=True)
         stderr.print("checked and applied the catalog", markup=False)
         try:
-            with _step("running captures, derivations and materializations"):
+            with _step(settings, "starting Spark; running captures, derivations, materializations"):
                 runs = penstock.run()
         finally:
             close_spark()
         for line in _steps(catalog, runs):
             stderr.print(line, markup=False)
-        tables = {name: _rows(name) for name in _tables(catalog)}
+        tables = {name: _rows(name, keys) for name, keys in _tables(catalog).items()}
     if settings.json:
         print_json({name: rows for name, (_, rows) in tables.items()})
         return
@@ -89,74 +92,106 @@ def _steps(catalog: Catalog, runs: Sequence[TaskRun]) -> Iterator[str]:
                 yield f"{run.task}: nothing new"
                 continue
             yield (
-                f"{run.task}: read {run.documents} documents, {kind} {run.stored}, in "
-                f"{_counted(run.transactions, 'transaction')}, "
-                f"{_counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
+                f"{run.task}: read {counted(run.documents, 'document')}, {kind} {run.stored:,}, in "
+                f"{counted(run.transactions, 'transaction')}, "
+                f"{counted(run.jobs, 'Spark job')}, {run.seconds:.1f} s"
             )
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _tables(catalog: Catalog) -> list[str]:
-    return [
-        str(binding.resource.value["table"])
+def _tables(catalog: Catalog) -> dict[str, list[str]]:
+    """Return the tables, each with the columns of its key."""
+    keys = {spec.name: [at.removeprefix("/") for at in spec.key] for spec in catalog.collections}
+    return {
+        str(binding.resource.value["table"]): keys[binding.source.collection]
         for spec in catalog.materializations
         for binding in spec.bindings
-    ]
+    }
 
 
-def _rows(table: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of a table in the demo's database."""
+def _rows(table: str, keys: Sequence[str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns, the key first, and the rows of a table in the demo's database."""
     with contextlib.closing(sqlite3.connect("shop.db")) as database:
         quoted = '"' + table.replace('"', '""') + '"'
         found = database.execute(f"SELECT * FROM {quoted} ORDER BY 1")  # noqa: S608 - quoted
-        columns = [name for name, *_ in found.description if name != "flow_document"]
         names = [name for name, *_ in found.description]
+        columns = sorted(
+            set(names) - {"flow_document"}, key=lambda n: (n not in keys, names.index(n))
+        )
         return columns, [dict(zip(names, row, strict=True)) for row in found]
 
 
 def _print_table(name: str, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    title = f"{name}: {counted(len(rows), 'row')}"
     if not rows:
+        stdout.print(title, markup=False)
         return
-    table = Table(title=f"{name}: {len(rows)} rows", title_justify="left")
-    for column in columns:
+    console = stdout if stdout.is_terminal else Console(width=_WIDTH_OF_FILES, highlight=False)
+    shown = {column: [_text(row[column]) for row in rows[:_ROWS_SHOWN]] for column in columns}
+    fitting = _fitting(shown, console.width)
+    table = Table(title=title, title_justify="left")
+    for column in fitting:
         numeric = all(isinstance(row[column], int | float | None) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    for row in rows[:_ROWS_SHOWN]:
-        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns))
-    if len(rows) > _ROWS_SHOWN:
-        table.caption = f"and {len(rows) - _ROWS_SHOWN} more"
-    console = stdout if stdout.is_terminal else Console(width=_WIDTH_OF_FILES, highlight=False)
+    for row in zip(*(shown[column] for column in fitting), strict=True):
+        table.add_row(*row)
+    notes = [f"{len(rows) - _ROWS_SHOWN} more rows"] if len(rows) > _ROWS_SHOWN else []
+    notes += [f"not shown: {column}" for column in columns if column not in fitting]
+    if notes:
+        table.caption = ", ".join(notes)
     console.print(table)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _fitting(shown: dict[str, list[str]], width: int) -> list[str]:
+    """Choose the columns that fit, from the first on: none is cut, and the key is there."""
+    left = width - 1
+    fitting: list[str] = []
+    for column, texts in shown.items():
+        left -= max(len(column), *map(len, texts)) + 3
+        if left < 0 and fitting:
+            break
+        fitting.append(column)
+    return fitting
 
 
 def _print_next(directory: Path, runs: Sequence[TaskRun]) -> None:
     documents = sum(run.documents for run in runs)
     transactions = sum(run.transactions for run in runs)
     stdout.print(
-        f"{documents} documents in {transactions} transactions"
+        f"{counted(documents, 'document')} in {counted(transactions, 'transaction')}"
         if transactions
         else "nothing new since the last run",
         markup=False,
     )
     stdout.print("\nNext:", markup=False)
     for command, why in (
-        (f"cd {directory}", "everything is in here; the database is shop.db"),
-        ("cp data/stock.jsonl data/stock-2.jsonl", "a new file, of the same movements"),
-        ("penstock run", "sums grow, each document counted once"),
-        ("penstock up", "everything, on and on, with a table of what runs; Ctrl-C ends it"),
-        ("penstock read ops/stats", "a document about each transaction"),
-        ("penstock check --explain catalog.yaml", "the plan that Spark runs"),
+        (f"cd {directory}", "the tables are in shop.db"),
+        ("cp data/stock.jsonl data/stock-2.jsonl", "a second file of movements"),
+        ("penstock run", "sums grow; each document counts once"),
+        ("penstock up", "keep running; stop with Ctrl-C"),
+        ("penstock read ops/stats", "one document per transaction"),
+        ("penstock check --explain", "how documents are reduced"),
     ):
-        stdout.print(f"  {command:<46} # {why}", markup=False)
+        stdout.print(f"  {command:<38} # {why}", markup=False)
 
 
 @contextmanager
-def _step(what: str) -> Iterator[None]:
-    """Show a spinner and the elapsed time."""
+def _step(settings: Settings, what: str) -> Iterator[None]:
+    """Show a spinner and the elapsed time; on a terminal, of the log only errors, above it."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=stderr, transient=True) as progress:
         progress.add_task(what)
-        yield
+        if not stderr.is_terminal:
+            yield
+            return
+        level = "debug" if settings.debug else "error"
+        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Progress's, now
+        try:
+            yield
+        finally:
+            logs.configure(
+                level=settings.log_level, as_json=settings.log_json, stream=sys.__stderr__
+            )

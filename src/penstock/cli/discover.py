@@ -43,18 +43,20 @@ def discover(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="The capture; collections have its name's first part."),
+        typer.Option(
+            "--name", help="Name of the capture; collections are named after its first part."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The file to write; stdout by default.")
     ] = None,
 ) -> None:
-    """Ask an endpoint what it has, and write a catalog that captures it.
+    """List what an endpoint offers, and write a catalog that captures it.
 
-    With an image, a new catalog is written: a collection for each resource, with a schema and a
-    key, and a capture that fills them. Read it before you apply it: a schema is made from what is
-    there now. With a catalog that has a capture, only resources are written that it has no binding
-    for. No file is ever overwritten.
+    With an image, this writes a new catalog: a collection for each resource, with a schema and a
+    key, and a capture that fills them. Review it before you apply it: schemas are inferred from
+    what is there now. With a catalog that has a capture, this writes only the resources that have
+    no binding yet. It never overwrites a file.
 
     Example: penstock discover penstock/source-files --set path=data --out acme.yaml
     """
@@ -62,7 +64,9 @@ def discover(
 
     if out is not None and out.exists():
         raise UsageError(
-            f"{out} already exists", where="--out", fix="choose another file: none is overwritten"
+            f"{out} already exists",
+            where="--out",
+            fix="choose another file; existing files are never overwritten",
         )
     known: set[str] = set()
     beside = Path.cwd() if out is None else out.absolute().parent
@@ -79,7 +83,7 @@ def discover(
         if each.note:
             stderr.print(f"{each.name}: {each.note}", markup=False)
     if not new:
-        stderr.print("there is nothing that has no binding yet" if known else "nothing was found")
+        stderr.print("every resource has a binding already" if known else "nothing was found")
     _write(_catalog(task, endpoint, new, beside), out, len(new), as_json=settings.json)
 
 
@@ -135,7 +139,7 @@ def _config(file: Path | None, values: Sequence[str]) -> dict[str, Any]:
     for value in values:
         member, equals, text = value.partition("=")
         if not equals:
-            raise UsageError(f"{value!r} sets nothing", where="--set", fix="--set path=data")
+            raise UsageError(f"{value!r} is not NAME=VALUE", where="--set", fix="--set path=data")
         config[member] = yaml.safe_load(text)
     return config
 

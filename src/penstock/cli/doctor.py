@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import secrets
 import shutil
 import sys
 import tempfile
@@ -34,7 +35,9 @@ class Finding:
 
 
 def doctor(settings: Settings) -> None:
-    """Check Java, Spark, disk space, permissions and the consensus store.
+    """Check Java, Spark, disk space, permissions, the consensus store and the blob store.
+
+    In a remote blob store, a small object is written, read and deleted.
 
     Example: penstock doctor --consensus postgresql://app@db/penstock
     """
@@ -148,6 +151,37 @@ def _consensus(settings: Settings) -> str:
     return probe(settings.consensus)
 
 
+def _blob(settings: Settings) -> str:
+    """Write, read and remove an object of an object store; a directory is left as it is."""
+    from penstock.journal.blobs import open_blobs
+
+    blobs = open_blobs(settings.blob)
+    if (directory := blobs.directory) is not None:
+        existing = _existing(directory)
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise Unavailable(
+                f"{existing} is not a writable directory",
+                fix="choose another with --blob, or change its permissions",
+            )
+        return f"{directory} {'is writable' if existing == directory else 'can be created'}"
+    probe, data = f"=doctor/{secrets.token_hex(8)}", secrets.token_bytes(64)
+    try:
+        blobs.write(probe, data)
+        try:
+            same = blobs.read(probe) == data
+        finally:
+            blobs.delete(probe)
+    except PenstockError as error:
+        raise Unavailable(
+            f"{blobs} cannot be written, read and deleted from",
+            why=error.why or error.what,
+            fix="check the address, the bucket, the region and the credentials of --blob",
+        ) from error
+    if not same:
+        raise Unavailable(f"{blobs} returned other bytes than were written", fix="check the store")
+    return f"{blobs}: an object was written, read and deleted"
+
+
 _CHECKS: dict[str, Callable[[Settings], str]] = {
     "python": _python,
     "packages": _packages,
@@ -156,4 +190,5 @@ _CHECKS: dict[str, Callable[[Settings], str]] = {
     "data": _data_directory,
     "disk": _disk,
     "consensus": _consensus,
+    "blob": _blob,
 }

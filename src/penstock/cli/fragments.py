@@ -31,9 +31,9 @@ _RUNS_SHOWN = 3
 
 def fragments(
     settings: Settings,
-    journal: Annotated[str, typer.Argument(help="The journal's name, as `journals` lists it.")],
+    journal: Annotated[str, typer.Argument(help="Name of the journal; see penstock journals.")],
 ) -> None:
-    """List the fragments of a journal, its ACKs, and the pages of what is older.
+    """List the fragments and ACKs of a journal, and the pages that hold older ones.
 
     Example: penstock fragments acme/orders/region=eu/pivot=00
     """

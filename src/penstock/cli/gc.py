@@ -14,6 +14,7 @@ from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.persistd import seconds
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
+from penstock.cli.tables import counted
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -24,38 +25,36 @@ if TYPE_CHECKING:
 def gc(
     settings: Settings,
     grace: Annotated[
-        str, typer.Option("--grace", help="Spare what is younger, or was replaced since.")
+        str, typer.Option("--grace", help="Keep objects that are younger, or were replaced since.")
     ] = "24h",
     quarantine: Annotated[
         str,
-        typer.Option("--quarantine", help="Remove what has been in quarantine for so long."),
+        typer.Option("--quarantine", help="Remove objects that have been in quarantine this long."),
     ] = "72h",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be removed, and change nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed; change nothing.")
     ] = False,
     restore: Annotated[
         bool,
-        typer.Option(
-            "--restore", help="End the quarantine of everything that is in it, and do nothing else."
-        ),
+        typer.Option("--restore", help="Take all objects out of quarantine, and do nothing else."),
     ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
             "--take-over",
-            help="Make the blob store that of this consensus store, which was restored from a "
-            "backup and replaces another, and do nothing else; exit code 1 if objects are missing.",
+            help="Assign the blob store to this consensus store, which was restored from a backup, "
+            "and do nothing else; the exit code is 1 if objects are missing.",
         ),
     ] = False,
 ) -> None:
-    """Remove the objects of the blob store that no journal names; readers and writers go on.
+    """Remove unreferenced objects from the blob store, while readers and writers continue.
 
-    It takes two collections. The first puts an object into quarantine: it stays where it is, and
-    readable. A later one removes it, if it has been there for long enough and still no journal
-    names it. Lists the removed paths.
+    This takes two passes. The first puts an object into quarantine, where it stays readable. A
+    later pass removes it, if it has been in quarantine for long enough and still no journal
+    references it. The removed paths are listed.
 
-    What is younger than the grace period is spared: its writer may be about to name it. What
-    compaction replaced is spared for as long: a reader may be using it.
+    Objects younger than the grace period are kept: their writer may be about to reference them.
+    Objects that compaction replaced are kept for as long: a reader may be using them.
 
     A blob store that belongs to another deployment, or to a newer copy of this one, is left alone.
 
@@ -78,7 +77,7 @@ def _collect(settings: Settings, grace: str, quarantine: str, *, dry_run: bool) 
     if grace_s < GRACE_S_MIN:
         raise UsageError(
             f"--grace {grace} is too short",
-            why="an object of a transaction under way may be an hour old before a journal names it",
+            why="an object of an open transaction may be an hour old before it is referenced",
             fix=f"--grace {GRACE_S_MIN // 3600}h or more",
         )
     found = stops.run(_collected(settings, grace_s, quarantine_s, dry_run=dry_run))
@@ -98,12 +97,16 @@ def _collect(settings: Settings, grace: str, quarantine: str, *, dry_run: bool) 
     for path in found.due:
         stdout.print(path, markup=False)
     verb = "would remove" if dry_run else "removed"
-    summary = f"{verb} {len(found.due):,} of {found.listed:,} objects, {found.bytes:,} bytes"
+    summary = (
+        f"{verb} {len(found.due):,} of {counted(found.listed, 'object')}, "
+        f"{counted(found.bytes, 'byte')}"
+    )
     if waiting := found.quarantined:
-        summary += f"; {len(waiting):,} objects, {sum(waiting.values()):,} bytes, "
-        summary += "would be in quarantine" if dry_run else f"stay in quarantine for {quarantine}"
+        kept = f"{counted(len(waiting), 'object')}, {counted(sum(waiting.values()), 'byte')}"
+        summary += f"; would quarantine {kept}" if dry_run else f"; in quarantine: {kept}"
+        summary += "" if dry_run else f", for {quarantine}"
     if found.returned:
-        summary += f"; {len(found.returned):,} are named after all, and not in quarantine any more"
+        summary += f"; back from quarantine: {counted(len(found.returned), 'object')}"
     stderr.print(summary, markup=False)
 
 
@@ -137,7 +140,7 @@ def _restore(settings: Settings) -> None:
         return
     for path in released:
         stdout.print(path, markup=False)
-    stderr.print(f"{len(released):,} objects are not in quarantine any more", markup=False)
+    stderr.print(f"{counted(len(released), 'object')} back from quarantine", markup=False)
 
 
 def _take_over(settings: Settings) -> None:
@@ -151,19 +154,19 @@ def _take_over(settings: Settings) -> None:
 
 
 def _tell_taken_over(done: TakenOver) -> None:
-    before = f"; it was that of {done.before[:8]}" if done.before else ""
-    stderr.print(f"the blob store is now that of this consensus store{before}", markup=False)
+    before = f"; it belonged to {done.before[:8]}" if done.before else ""
+    stderr.print(f"the blob store now belongs to this consensus store{before}", markup=False)
     stderr.print(
-        f"of {done.objects:,} there are {done.unnamed:,} objects that no journal names: "
-        "penstock gc will put them into quarantine",
+        f"{done.unnamed:,} of {counted(done.objects, 'object')} not in any journal; penstock gc "
+        "will quarantine them",
         markup=False,
     )
     for path in done.missing:
         stdout.print(path, markup=False)
     if done.missing:
         stderr.print(
-            f"{len(done.missing):,} objects that journals name are missing: their documents cannot "
-            "be read; restore them from a backup",
+            f"missing: {counted(len(done.missing), 'object')} named by journals; their documents "
+            "cannot be read; restore them from a backup",
             markup=False,
         )
 

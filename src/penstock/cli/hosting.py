@@ -1,4 +1,4 @@
-"""What the commands share that run tasks on and on: `penstock up` and `penstock cluster`."""
+"""What the commands share that run tasks continuously: `penstock up` and `penstock cluster`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.cli.frame import stderr
 from penstock.cli.run import install_imports
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,14 +25,16 @@ _LOOK_S: Final = 1.0
 
 
 @contextlib.asynccontextmanager
-async def deployed(settings: Settings, *, command: str, create: bool) -> AsyncIterator[Consensus]:
+async def deployed(
+    settings: Settings, *, command: str, create: bool, yes: bool = False
+) -> AsyncIterator[Consensus]:
     """Within this, the process runs the tasks of its data directory; catalogs are applied first."""
     from penstock.deployment import running_up
 
     async with opened(settings, create=create) as store:
         with running_up(settings, command):
             if settings.catalog:
-                applied = await applied_first(store, settings.catalog)
+                applied = await applied_first(store, settings.catalog, yes=yes)
                 stderr.print(summary(applied, dry_run=False), markup=False)
             yield store
 
@@ -44,7 +46,7 @@ async def world_of(settings: Settings, store: Consensus, *, install: bool) -> Wo
     from penstock.scope import DomainThreads
 
     asyncio.get_running_loop().set_default_executor(DomainThreads())
-    world = await open_world(settings, store)
+    world = await open_world(settings, store, command="up")
     if install:
         await install_imports(await desired.load(store))
     return world
@@ -73,9 +75,9 @@ async def spark(
     if watching.done() and not watching.cancelled():
         raise SparkLost(
             "Spark's JVM has ended, and this process ends with it",
-            why="it was killed, or has run out of memory",
-            fix="start it again: everything goes on from its last transaction. Give it more memory "
-            "with --conf spark.driver.memory=4g if that happens again",
+            why="it was killed, or ran out of memory",
+            fix="start it again: every task continues after its last transaction. If it happens "
+            "again, give it more memory: --conf spark.driver.memory=4g",
         )
 
 
@@ -102,7 +104,7 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
     """Within this, the first signals let transactions come to their end."""
 
     def finish() -> None:
-        stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+        stderr.print("finishing open transactions; Ctrl-C again to stop at once")
         stop()
 
     with stops.finishing(finish):
@@ -112,8 +114,9 @@ def finishing(stop: Callable[[], None]) -> Iterator[None]:
 def print_transaction(report: TaskReport, progress: TransactionSummary) -> None:
     """Print a line for a transaction that was committed."""
     stderr.print(
-        f"{report.task}: transaction {report.transactions}: {progress.documents:,} documents, "
-        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
+        f"{report.task}: transaction {report.transactions}: "
+        f"{counted(progress.documents, 'document')}, {size_text(progress.bytes)}, "
+        f"{counted(progress.stored, 'row')}, {counted(progress.jobs, 'job')}, "
         f"{progress.seconds:.2f} s",
         markup=False,
     )

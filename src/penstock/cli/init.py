@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -23,15 +24,16 @@ def init(
         Path, typer.Argument(help="Directory to write to; created if missing.", metavar="DIR")
     ] = Path(),
     template: Annotated[
-        str, typer.Option("--template", help="What to start from; --list-templates says which.")
+        str, typer.Option("--template", help="The template; see --list-templates.")
     ] = DEMO,
     listed: Annotated[
-        bool, typer.Option("--list-templates", help="List the templates, and write nothing.")
+        bool, typer.Option("--list-templates", help="List the templates and write nothing.")
     ] = False,
 ) -> None:
     """Write a small working catalog with sample data. Never overwrites a file.
 
-    There is a template for each kind of source, and the one of the demo.
+    There is one template per kind of source, and that of the demo. The JSON Schema beside the
+    catalog lets editors complete and check it: see penstock schema.
 
     Example: penstock init acme --template files && penstock check acme
     """
@@ -67,7 +69,7 @@ def templates() -> list[str]:
 
 def write_template(directory: Path, name: str = DEMO) -> list[str]:
     """Write every file of a template, or none if one of them exists."""
-    template = list(_template(name))
+    template = [*_template(name), _editor_schema()]
     taken = [name for name, _ in template if (directory / name).exists()]
     if taken:
         raise UserError(
@@ -98,3 +100,12 @@ def _template(name: str) -> Iterator[tuple[str, bytes]]:
                 pending.append((at / entry.name, entry))
             else:
                 yield str(at / entry.name), entry.read_bytes()
+
+
+def _editor_schema() -> tuple[str, bytes]:
+    """Return the file that the first line of every template names."""
+    from penstock.catalog.editor_schema import FILE_NAME, editor_schema
+    from penstock.connectors.builtin import BUILTIN
+
+    text = json.dumps(editor_schema(BUILTIN), ensure_ascii=False)
+    return FILE_NAME, f"{text}\n".encode()

@@ -32,16 +32,18 @@ def journals(
     settings: Settings,
     collection: Annotated[
         str | None,
-        typer.Argument(help="A collection, or what several begin with.", show_default=False),
+        typer.Argument(help="A collection name or prefix.", show_default=False),
     ] = None,
     selector: Annotated[
         str,
-        typer.Option("--selector", help="By label: region=eu,env!=test or region in (eu,us)."),
+        typer.Option(
+            "--selector", help="Select by label: region=eu,env!=test or region in (eu,us)."
+        ),
     ] = "",
 ) -> None:
     """List journals with their offsets, rows, fragments, bytes and producers.
 
-    Fragments and producers are those that are not yet sealed into pages; rows and bytes are all.
+    Fragments and producers count what is not yet sealed into pages; rows and bytes count all.
 
     Example: penstock journals acme/orders --selector 'region in (eu, us)'
     """
@@ -62,7 +64,10 @@ async def _list(
     from penstock.journal.journals import Journals
 
     async with opened(settings) as store:
-        return await Journals(store).list(collection, selector)
+        every = await Journals(store).list(collection)
+        if every:
+            selector.check_known({name for each in every for name, _ in each.state.labels})
+        return tuple(each for each in every if selector.matches(each.state.labels))
 
 
 def describe(journal: Journal) -> dict[str, Any]:

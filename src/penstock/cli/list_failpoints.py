@@ -18,6 +18,7 @@ DECLARED_IN = (
     "penstock.journal.staging",
     "penstock.journal.sweeping",
     "penstock.journal.upkeep",
+    "penstock.retention",
     "penstock.connectors.postgres.session",
     "penstock.connectors.postgres.rows",
     "penstock.connectors.sqlite.sink",

@@ -1,17 +1,61 @@
-"""The table of running tasks: what each does, as lines for a terminal of any size."""
+"""Lines that a terminal shows while tasks run; and those of `penstock up`: what each task does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.cli.frame import stderr
+from penstock.servicekit import logs
+from penstock.settings import Settings
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from penstock.runtime.introspection import TaskReport
 
 _HEAD: Final = ("TASK", "KIND", "STATE", "DOCUMENTS", "DOCS/S", "COMMIT")
 _RIGHT: Final = frozenset({3, 4, 5})
-_TASK_MIN: Final = 12
+_LESS_IMPORTANT: Final = (1, 4, 5, 3)
+"""Columns that are left out, in this order, where names of tasks need their room."""
 _TROUBLE: Final = ("failed", "retrying", "waiting", "stopped")
+
+
+REFRESH_S: Final = 0.5
+
+
+@contextlib.contextmanager
+def shown_live(
+    settings: Settings,
+    lines: Callable[[int, int], list[str]],
+    keeps: Callable[[logging.LogRecord], bool],
+) -> Iterator[None]:
+    """Within this, the terminal shows these lines, for a width and a height; above it, the log.
+
+    Of the log, what `keeps` keeps: the lines may say the rest.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    def render() -> Text:
+        width, height = stderr.size
+        return Text("\n".join(lines(width, height - 1)), no_wrap=True, overflow="crop")
+
+    level = "debug" if settings.debug else settings.log_level
+    with Live(
+        get_renderable=render, console=stderr, refresh_per_second=1 / REFRESH_S, transient=True
+    ):
+        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
+        if not settings.debug:
+            for handler in logging.getLogger().handlers:  # until they are configured again
+                handler.addFilter(keeps)
+        try:
+            yield
+        finally:
+            logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
 
 
 class _Block(NamedTuple):
@@ -40,8 +84,10 @@ def lines_of(reports: Sequence[TaskReport], *, width: int, height: int, now: flo
         left = len(blocks) - len(shown)
         blocks = shown
     widths = [max(map(len, column)) for column in zip(_HEAD, *(b.row for b in blocks), strict=True)]
-    others = sum(widths[1:]) + 2 * (len(widths) - 1)
-    widths[0] = max(min(widths[0], width - others), _TASK_MIN)
+    for column in _LESS_IMPORTANT:
+        if _total(widths) > width:
+            widths[column] = 0
+    widths[0] -= max(min(_total(widths) - width, widths[0] - 1), 0)
     lines = [_line(_HEAD, widths)]
     for block in blocks:
         lines.append(_line(block.row, widths))
@@ -89,12 +135,20 @@ def _block(report: TaskReport, now: float) -> _Block:
     return _Block(row, why, (rank, -(committed or 0.0)))
 
 
+def _total(widths: Sequence[int]) -> int:
+    shown = [width for width in widths if width]
+    return sum(shown) + 2 * (len(shown) - 1)
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    task, *others = cells
+    name = task if len(task) <= widths[0] else f"…{task[-(widths[0] - 1) :]}"
     placed = [
-        _cut(cell, width).rjust(width) if at in _RIGHT else _cut(cell, width).ljust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        cell.rjust(width) if at in _RIGHT else cell.ljust(width)
+        for at, (cell, width) in enumerate(zip(others, widths[1:], strict=True), 1)
+        if width
     ]
-    return "  ".join(placed).rstrip()
+    return "  ".join([name.ljust(widths[0]), *placed]).rstrip()
 
 
 def _cut(text: str, width: int) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from penstock.cli import child
-from penstock.cli.apply import applied_first, summary
+from penstock.cli.apply import Yes, applied_first, summary
 from penstock.cli.cluster import UnifiedRuntime
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
@@ -51,24 +51,25 @@ def local_stack(
     ] = None,
     free_ports: Annotated[
         bool,
-        typer.Option("--free-ports", help="Take free ports, instead of those named here."),
+        typer.Option("--free-ports", help="Use free ports instead of the ones below."),
     ] = False,
     unified_runtime: UnifiedRuntime = True,
+    yes: Yes = False,
 ) -> None:
     """Run consensus, a cluster and its controller, each as a process, until Ctrl-C.
 
-    The parts of a deployment on one machine, for trying things: kill one, and it is started again.
+    The parts of a deployment on one machine, for trying things out: kill one, and it is restarted.
     Everything listens on loopback: consensus (penstock persistd) at 6882, its admin page at 6883,
-    the cluster at 7100, its admin page at 7180. Data is where it always is (--data).
+    the cluster at 7100, its admin page at 7180. Data is in the usual place (--data).
 
     Example: penstock local-stack catalog.yaml
     """
     settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
     ports = Ports.free() if free_ports else Ports()
-    stops.run(_stack(settings, ports, unified=unified_runtime))
+    stops.run(_stack(settings, ports, unified=unified_runtime, yes=yes))
 
 
-async def _stack(settings: Settings, ports: Ports, *, unified: bool) -> None:
+async def _stack(settings: Settings, ports: Ports, *, unified: bool, yes: bool) -> None:
     from penstock.deployment import check_not_lost
 
     check_not_lost(settings)
@@ -104,7 +105,7 @@ async def _stack(settings: Settings, ports: Ports, *, unified: bool) -> None:
             await persistd.start()
             if settings.catalog:
                 async with opened(served, create=True) as store:
-                    applied = await applied_first(store, settings.catalog)
+                    applied = await applied_first(store, settings.catalog, yes=yes)
                     stderr.print(summary(applied, dry_run=False), markup=False)
             await cluster.start()
             await controller.spawn()  # it has nothing to say before a catalog is applied
@@ -169,4 +170,4 @@ def _announce(settings: Settings, ports: Ports, consensus: str, cluster: str) ->
 def _lines(ports: Ports, consensus: str, cluster: str) -> Iterator[str]:
     yield f"consensus at {consensus} admin http://{_HOST}:{ports.consensus_admin}"
     yield f"cluster at {cluster} admin http://{_HOST}:{ports.cluster_admin}"
-    yield f"now for example: penstock apply catalog.yaml --consensus {consensus}"
+    yield f"for example: penstock apply catalog.yaml --consensus {consensus}"

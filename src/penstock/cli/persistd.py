@@ -71,14 +71,20 @@ def persistd(
         int, typer.Option("--max-connections", min=1, help="Connections to the database.")
     ] = 8,
     commit_connections: Annotated[
-        int, typer.Option("--commit-connections", min=0, help="Of them, those kept for commits.")
+        int, typer.Option("--commit-connections", min=0, help="Connections reserved for commits.")
     ] = 2,
     cache: Annotated[
         bool | None,
-        typer.Option("--cache/--no-cache", help="Answer heads from memory (PostgreSQL: yes)."),
+        typer.Option(
+            "--cache/--no-cache", help="Answer heads from memory; the default for PostgreSQL."
+        ),
     ] = None,
-    max_cached_shards: Annotated[int, typer.Option("--max-cached-shards", min=0)] = 10_000,
-    max_cached_bytes: Annotated[str, typer.Option("--max-cached-bytes")] = "256MiB",
+    max_cached_shards: Annotated[
+        int, typer.Option("--max-cached-shards", min=0, help="Most heads kept in memory.")
+    ] = 10_000,
+    max_cached_bytes: Annotated[
+        str, typer.Option("--max-cached-bytes", help="Most bytes kept in memory.")
+    ] = "256MiB",
     coalesce_max_batch: Annotated[
         int,
         typer.Option(
@@ -89,19 +95,26 @@ def persistd(
         int | None,
         typer.Option("--coalesce-concurrency", min=1, help="Transactions at once."),
     ] = None,
-    max_entry_bytes: Annotated[str, typer.Option("--max-entry-bytes")] = "64MiB",
+    max_entry_bytes: Annotated[
+        str, typer.Option("--max-entry-bytes", help="Largest entry that is accepted.")
+    ] = "64MiB",
     max_inflight: Annotated[
-        int, typer.Option("--max-inflight", min=4, help="Operations under way at once.")
+        int, typer.Option("--max-inflight", min=4, help="Operations in progress at once.")
     ] = 1_024,
-    max_queue_per_key: Annotated[int, typer.Option("--max-queue-per-key", min=1)] = 64,
+    max_queue_per_key: Annotated[
+        int,
+        typer.Option(
+            "--max-queue-per-key", min=1, help="Most compare-and-sets that wait for one key."
+        ),
+    ] = 64,
     max_queue_bytes: Annotated[
-        str, typer.Option("--max-queue-bytes", help="Payload of everything under way.")
+        str, typer.Option("--max-queue-bytes", help="Payload of all operations in progress.")
     ] = "64MiB",
     max_message_bytes: Annotated[
-        str, typer.Option("--max-message-bytes", help="Of one message of a client; 1MiB or more.")
+        str, typer.Option("--max-message-bytes", help="Largest message of a client; 1MiB or more.")
     ] = "1MiB",
     max_batch: Annotated[
-        int, typer.Option("--max-batch", min=1_000, help="Operations of one batch of a client.")
+        int, typer.Option("--max-batch", min=1_000, help="Operations in one batch of a client.")
     ] = 1_000,
     max_sessions: Annotated[
         int, typer.Option("--max-sessions", min=1, help="Open sessions: one per client process.")
@@ -111,22 +124,29 @@ def persistd(
         int, typer.Option("--max-subscribers", min=1, help="Open subscriptions and watches.")
     ] = 10_000,
     max_catch_ups: Annotated[
-        int, typer.Option("--max-catch-ups", min=1, help="Of them, those reading the database.")
+        int,
+        typer.Option(
+            "--max-catch-ups", min=1, help="Subscriptions that read the database at once."
+        ),
     ] = 4,
     max_unread_bytes: Annotated[
-        str, typer.Option("--max-unread-bytes", help="Answers that clients have not read.")
+        str, typer.Option("--max-unread-bytes", help="Answers that clients have not read yet.")
     ] = "128MiB",
     max_session_unread_bytes: Annotated[
-        str, typer.Option("--max-session-unread-bytes", help="Of them, heads of one session.")
+        str, typer.Option("--max-session-unread-bytes", help="Unread heads of one session.")
     ] = "1MiB",
     request_timeout: Annotated[
-        str, typer.Option("--request-timeout", help="For a message of a call to arrive.")
+        str, typer.Option("--request-timeout", help="Time for a message of a call to arrive.")
     ] = "30s",
     slow_reader_timeout: Annotated[
-        str, typer.Option("--slow-reader-timeout", help="For a client to read what it was sent.")
+        str,
+        typer.Option("--slow-reader-timeout", help="Time for a client to read what it was sent."),
     ] = "60s",
     stats_heartbeat_interval: Annotated[
-        str, typer.Option("--stats-heartbeat-interval", help="Between stats lines; 0s: none.")
+        str,
+        typer.Option(
+            "--stats-heartbeat-interval", help="Time between stats lines; 0s turns them off."
+        ),
     ] = "30s",
     token_file: Annotated[
         Path | None,
@@ -135,7 +155,8 @@ def persistd(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM key.")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option("--tls-client-ca", help="Demand client certificates of this CA.")
+        Path | None,
+        typer.Option("--tls-client-ca", help="Require client certificates issued by this CA."),
     ] = None,
     insecure_allow_plaintext: Annotated[
         bool,
@@ -148,16 +169,16 @@ def persistd(
         bool,
         typer.Option(
             "--self-heal/--no-self-heal",
-            help="Create a vanished schema again, or exit with 3.",
+            help="Recreate a dropped schema; otherwise exit with 3.",
         ),
     ] = True,
     check: Annotated[
-        bool, typer.Option("--check", help="Open the database, say what was found, exit.")
+        bool, typer.Option("--check", help="Open the database, report on it, and exit.")
     ] = False,
 ) -> None:
     """Serve the consensus store to other processes, over one pool of database connections.
 
-    Waits for its database as long as it takes. Prints one line with its address on stdout once
+    Waits for its database for as long as it takes. Prints one line with its address on stdout once
     clients can connect, and serves until SIGTERM.
 
     Example: penstock persistd --consensus postgresql://app@db/penstock --listen 127.0.0.1:6882

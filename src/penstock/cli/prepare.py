@@ -58,7 +58,7 @@ def prepare(
             )
         if trained.returncode or not fresh.exists():
             raise Unavailable(
-                "could not make the archive",
+                "the archive could not be created",
                 why=(trained.stderr.strip().splitlines() or ["the JVM wrote no archive"])[-1],
                 fix="run penstock doctor to check Java and Spark; without an archive, Spark "
                 "only starts more slowly",

@@ -40,18 +40,18 @@ def preview(
     ],
     name: Annotated[
         str | None,
-        typer.Option("--name", help="The task; the only one there is by default."),
+        typer.Option("--name", help="The task; may be left out if there is only one."),
     ] = None,
     sessions: Annotated[
         str,
         typer.Option(
             "--sessions",
-            help="Transactions of each session, one after the other: 2,2,2. -1 is without end.",
+            help="Transactions per session, such as 2,2,2; -1 is unlimited.",
         ),
     ] = "-1",
     shards: Annotated[int, typer.Option("--shards", min=1, help="Shards of the task.")] = 1,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="End after this long: 90s, 5m.", metavar="TIME")
+        str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
     ] = None,
     output_state: Annotated[
         bool,
@@ -61,18 +61,18 @@ def preview(
         bool, typer.Option("--output-apply", help="Print what was applied, once per session.")
     ] = False,
 ) -> None:
-    """Run a task against a state of its own, to see what it would do.
+    """Run a task against scratch state, to see what it would do.
 
     It reads the collections of the data directory from their beginning, publishes nothing, and
     calls no webhook. A derivation prints what it would publish. A materialization runs with its
-    real connector, in tables of its own at the task's endpoint: like those of the task, where these
-    exist, but empty. It changes none of the task's tables. Its tables are removed at the end; if it
-    is killed, the next preview at the endpoint removes them.
+    real connector, in separate, empty tables at the task's endpoint. It changes none of the task's
+    own tables, and removes its tables at the end; if it is killed, the next preview at that
+    endpoint removes them.
 
     Several sessions share one state, and every session but the last one stops with work left over,
     as a crash would.
 
-    What it prints on stdout is one line ["kind", …] each; all else goes to stderr. Ctrl-C and the
+    Each output is one line ["kind", …] on stdout; everything else goes to stderr. Ctrl-C and the
     timeout end it normally.
 
     Example: penstock preview --source catalog.yaml --name acme/views --sessions 2,2,2 --shards 3
@@ -90,9 +90,9 @@ def _counts(text: str) -> list[int]:
         counts = []
     if not counts or 0 in counts:
         raise UsageError(
-            f"{text!r} are not sessions",
+            f"{text!r} is not a list of numbers",
             where="--sessions",
-            fix="write how many transactions each has: 2,2,2, or -1 for one without end",
+            fix="give the transactions of each session: 2,2,2; -1 is unlimited",
         )
     return counts
 
@@ -169,7 +169,7 @@ class _Preview:
             task = await build_stoppably(catalog, spec, control, shards=self._shards, name=name)
             await self._run_sessions(task, world, control)
             return
-        stderr.print(f"previewing {spec.name}, in tables of its own at its endpoint", markup=False)
+        stderr.print(f"previewing {spec.name}, in separate tables at its endpoint", markup=False)
         async with _preview_tables(spec, control) as connector:
             task = await build_stoppably(
                 catalog, spec, control, shards=self._shards, name=name, connector=connector
@@ -228,7 +228,7 @@ def _task(catalog: Catalog, name: str | None) -> TaskSpec:
         what = f"several tasks are called {name}" if name else "the catalog has several tasks"
         raise UsageError(what, fix=f"choose one with --name: {known}")
     raise UserError(
-        f"there is no task {name}" if name else "the catalog has no task",
+        f"there is no task {name}" if name else "the catalog has no tasks",
         fix=f"one of {known}" if known else "derivations and materializations can be previewed",
     )
 

@@ -10,11 +10,13 @@ import typer
 
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.consensus.store import Consensus
     from penstock.journal.journals import Journals
+    from penstock.journal.selector import LabelSelector
 
 
 def read(
@@ -24,39 +26,39 @@ def read(
         list[str] | None,
         typer.Option(
             "--from",
-            help="Begin at a time (2026-01-31T08:00:00Z: documents published then and later), at "
-            "revision=N or offset=N or JOURNAL@N (commits there and later); repeatable.",
+            help="Start at a publish time (2026-01-31T08:00:00Z), or at a commit (revision=N, "
+            "offset=N or JOURNAL@N); repeatable.",
             show_default=False,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is committed from now on.")
+        bool, typer.Option("--follow", "-f", help="Keep following new commits; stop with Ctrl-C.")
     ] = False,
     uncommitted: Annotated[
         bool,
         typer.Option(
             "--uncommitted",
-            help="Everything as it was written, with its UUID: also what is not committed, was "
-            "rolled back, or came twice.",
+            help="Print everything as it was written, with UUIDs: also uncommitted, rolled back "
+            "and duplicate documents.",
         ),
     ] = False,
     selector: Annotated[
         str,
         typer.Option(
-            "--selector", "-l", help="Journals by their labels: region=eu, region in (eu, us)."
+            "--selector", "-l", help="Select journals by label: region=eu, region in (eu, us)."
         ),
     ] = "",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="Stop after this many documents.")
+        int | None, typer.Option("--limit", min=0, help="Stop after N documents.")
     ] = None,
     with_meta: Annotated[
-        bool, typer.Option("--with-meta", help="With the UUID of each document, at /_meta/uuid.")
+        bool, typer.Option("--with-meta", help="Include the UUID of each document, at /_meta/uuid.")
     ] = False,
 ) -> None:
     """Print the committed documents of a collection as JSON lines.
 
-    In order: journal by journal, each as it was committed. A transaction is there in all of its
-    journals, or in none.
+    Documents come journal by journal, in commit order. A transaction is visible in all of its
+    journals or in none.
 
     Example: penstock read acme/orders --from 2026-01-31T08:00:00Z --limit 10
     """
@@ -95,7 +97,7 @@ async def _read(
     begin, selected = Start.parse(start), LabelSelector.parse(selector)
     async with opened(settings, create=bool(settings.catalog)) as store:
         journals = Journals(store)
-        await _check_known(store, journals, collection, settings)
+        await _check_known(store, journals, collection, settings, selected)
         reader = CollectionReader(
             journals,
             open_blobs(settings.blob),
@@ -105,12 +107,13 @@ async def _read(
             selector=selected,
             uncommitted=uncommitted,
         )
-        left = sys.maxsize if limit is None else min(limit, sys.maxsize)
+        left = most = sys.maxsize if limit is None else min(limit, sys.maxsize)
         async with aclosing(reader.follow() if follow else reader.read()) as found:
             while left > 0 and (rows := await anext(found, None)) is not None:
                 batch = rows.batch.slice(0, left)
                 left -= batch.num_rows
                 _print(to_lines(batch, rows.root, uuid=uuid))
+                stops.outcome = f"{counted(most - left, 'document')} printed"
 
 
 def _print(lines: list[str]) -> None:
@@ -121,17 +124,31 @@ def _print(lines: list[str]) -> None:
 
 
 async def _check_known(
-    store: Consensus, journals: Journals, collection: str, settings: Settings
+    store: Consensus,
+    journals: Journals,
+    collection: str,
+    settings: Settings,
+    selector: LabelSelector,
 ) -> None:
-    """Raise if no catalog and no journal knows the collection. One without documents is empty."""
+    """Raise if no catalog and no journal knows the collection, or a label of the selector.
+
+    A collection without documents is empty.
+    """
     from penstock.catalog.collection_lookup import unknown_collection
     from penstock.catalog.desired import NothingApplied
 
     try:
-        known = {spec.name for spec in (await current_catalog(store, settings)).collections}
+        specs = {spec.name: spec for spec in (await current_catalog(store, settings)).collections}
     except NothingApplied:
-        known = set()
-    if collection in known or await journals.list(collection):
+        specs = {}
+    if collection in specs and not selector.requirements:
+        return
+    known, found = set(specs), await journals.list(collection)
+    if collection in known or found:
+        labels = {name for journal in found for name, _ in journal.state.labels}
+        if (spec := specs.get(collection)) is not None:
+            labels |= {field.name for field in spec.partitions}
+        selector.check_known(labels)
         return
     known |= {journal.state.collection for journal in await journals.list()}
     raise unknown_collection(collection, known)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.apply import Yes
+from penstock.cli.catalogs import applied_or_here
 from penstock.cli.durations import seconds_of
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.run_view import showing
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.errors import Unavailable, UserError
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.batch import TaskRun
     from penstock.consensus.store import Consensus
     from penstock.model.spec import Catalog
-    from penstock.runtime.control import TransactionSummary
+    from penstock.runtime.introspection import TaskReport
     from penstock.servicekit.admin import Relations
 
 AdminPort = Annotated[
@@ -35,17 +38,27 @@ AdminPort = Annotated[
         "--admin-port",
         min=0,
         max=65_535,
-        help="Serve on loopback what tasks do, as JSON; 0: any free port.",
+        help="Serve the state of tasks as JSON on this loopback port; 0 takes a free one.",
         show_default=False,
     ),
 ]
+
+
+class IfBusyChoice(enum.StrEnum):
+    """What a run does about a task that another run has."""
+
+    wait = "wait"
+    refuse = "refuse"
 
 
 def run(
     settings: Settings,
     catalogs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Catalogs to apply first.", show_default=False),
+        typer.Argument(
+            help="Catalogs to apply first; ./catalog.yaml if nothing was applied yet.",
+            show_default=False,
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -53,9 +66,7 @@ def run(
     ] = None,
     shards: Annotated[
         int | None,
-        typer.Option(
-            "--shards", min=1, help="Shards of each task; as the catalog says by default."
-        ),
+        typer.Option("--shards", min=1, help="Shards of each task; by default, as in the catalog."),
     ] = None,
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="Stop after this long: 90s, 5m.", metavar="TIME")
@@ -64,31 +75,40 @@ def run(
         bool,
         typer.Option(
             "--take-over",
-            help="Also run tasks that a penstock up runs, which takes them back afterwards.",
+            help="Also run tasks that a penstock up runs; it takes them back afterwards.",
         ),
     ] = False,
+    if_busy: Annotated[
+        IfBusyChoice,
+        typer.Option(
+            "--if-busy",
+            help="If another penstock run has a task: wait until it is done, or refuse the task.",
+            metavar="wait|refuse",
+        ),
+    ] = IfBusyChoice.wait,
     admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    yes: Yes = False,
 ) -> None:
-    """Run tasks until everything that is there when it starts has been processed.
+    """Run tasks until they have processed everything that was there at the start.
 
-    What is appended meanwhile may be processed as well, or by the next run. A task starts when the
+    Documents appended meanwhile may be processed too, or by the next run. A task starts when the
     captures and derivations that it reads from have caught up. Each transaction happens completely
-    and once, also if this process is killed in between: run it again, and it goes on where it was.
-    One task that fails does not stop another; the exit code is 1 then.
+    and once, even if this process is killed: run it again, and it continues where it was. A task
+    that fails does not stop the others; the exit code is then 1.
 
-    To go on with whatever comes, use penstock up; captures that serve or watch something need that.
-    While that runs, it processes what is there, and its tasks are not run here.
+    To keep running, use penstock up; captures that serve or watch something need it. While it runs,
+    it processes new documents itself, and its tasks are not run here.
 
-    Ctrl-C, SIGTERM and the timeout finish transactions that are under way, for ten seconds at most;
-    a second Ctrl-C does not wait. Whatever a task waits for, it says so after two seconds.
+    Ctrl-C, SIGTERM and the timeout let open transactions finish, for at most ten seconds; a second
+    Ctrl-C does not wait. A task that waits for longer than two seconds says for what.
 
     Example: penstock run catalog.yaml --task acme/views
     """
-    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
+    settings = applied_or_here(settings, catalogs)
     limit_s = None if timeout is None else seconds_of(timeout, "--timeout")
     running = _run(
         settings,
@@ -96,8 +116,10 @@ def run(
         shards,
         limit_s,
         take_over=take_over,
+        if_busy=if_busy,
         install=install,
         admin_port=admin_port,
+        yes=yes,
     )
     stops.run(running)
 
@@ -107,7 +129,7 @@ def _print(runs: Sequence[TaskRun], *, as_json: bool) -> None:
         print_json({"tasks": [_json(run) for run in runs], **_memory()})
     else:
         for run in runs:
-            stdout.print(_line(run), markup=False)
+            (stdout if run.error is None else stderr).print(_line(run), markup=False)
 
 
 def _json(run: TaskRun) -> dict[str, object]:
@@ -117,13 +139,13 @@ def _json(run: TaskRun) -> dict[str, object]:
 
 def _line(run: TaskRun) -> str:
     if run.error is not None:
-        return f"{run.task}: failed after {run.transactions} transactions\n{run.error}"
+        return f"{run.task}: failed after {counted(run.transactions, 'transaction')}\n{run.error}"
     stopped = "stopped after " if run.stopped else ""
     if not run.transactions:
         return f"{run.task}: {'stopped before a transaction' if stopped else 'nothing new'}"
     return (
-        f"{run.task}: {stopped}{run.documents:,} documents in {run.transactions} "
-        f"transaction{'s' if run.transactions != 1 else ''}, {run.stored:,} rows stored, "
+        f"{run.task}: {stopped}{counted(run.documents, 'document')} in "
+        f"{counted(run.transactions, 'transaction')}, {counted(run.stored, 'row')} stored, "
         f"{size_text(run.bytes)} read, {run.seconds:.1f} s"
     )
 
@@ -135,12 +157,15 @@ async def _run(
     limit_s: float | None,
     *,
     take_over: bool,
+    if_busy: IfBusyChoice,
     install: bool,
     admin_port: int | None,
+    yes: bool,
 ) -> None:
     from penstock.batch import StopHandle, open_world, run_graph, tasks_to_run
     from penstock.deployment import refuse_beside_up, taking_over
     from penstock.runtime.kinds import shards_of
+    from penstock.runtime.leadership import IfBusy
     from penstock.scope import DomainThreads
 
     loop = asyncio.get_running_loop()
@@ -149,7 +174,7 @@ async def _run(
     async with contextlib.AsyncExitStack() as stack:
         async with _answering(settings, until, limit_s):
             store = await stack.enter_async_context(opened(settings, create=bool(settings.catalog)))
-            catalog = await current_catalog(store, settings)
+            catalog = await current_catalog(store, settings, yes=yes)
             specs = tasks_to_run(catalog, names)
             await _check_not_stopped(store, names)
             if take_over:
@@ -167,19 +192,32 @@ async def _run(
 
         def stop() -> None:
             if not handle.stopping:
-                stderr.print("finishing what is under way; Ctrl-C again to stop at once")
+                stderr.print("finishing open transactions; Ctrl-C again to stop at once")
             handle.stop()
 
-        with _showing([spec.name for spec in specs]) as shown, stops.finishing(stop):
-            running = asyncio.create_task(
-                run_graph(catalog, specs, world, shards=shards, stop=handle, on_progress=shown)
-            )
-            left_s = None if until is None else max(0.0, until - loop.time())
-            _, late = await asyncio.wait([running], timeout=left_s)
-            if late:
-                stderr.print(f"stopping after {limit_s:g} s, as asked", markup=False)
-                handle.stop()
-            runs = await running
+        def reports() -> list[TaskReport]:
+            return [activity.report() for activity in world.introspection.activities]
+
+        async with showing(settings, reports) as shown:
+            with stops.finishing(stop):
+                running = asyncio.create_task(
+                    run_graph(
+                        catalog,
+                        specs,
+                        world,
+                        shards=shards,
+                        stop=handle,
+                        if_busy=IfBusy(if_busy.value),
+                        takes_from_up=take_over,
+                        on_progress=shown,
+                    )
+                )
+                left_s = None if until is None else max(0.0, until - loop.time())
+                _, late = await asyncio.wait([running], timeout=left_s)
+                if late:
+                    stderr.print(f"stopping after {limit_s:g} s (--timeout)", markup=False)
+                    handle.stop()
+                runs = await running
         _print(runs, as_json=settings.json)
         failed = any(run.error for run in runs)
         if any(run.stopped for run in runs):
@@ -196,8 +234,8 @@ async def _check_not_stopped(store: Consensus, names: Sequence[str]) -> None:
     for name in names:
         if (since := await stopped_since(store, name)) is not None:
             raise UserError(
-                f"{name} was stopped at {time_text(since)}, and is not run",
-                fix=f"let it run again: penstock task start {name}",
+                f"{name} is stopped since {time_text(since)}",
+                fix=f"penstock task start {name}",
             )
 
 
@@ -214,12 +252,12 @@ async def administered(relations: Relations, port: int) -> AsyncIterator[str]:
             bound = await stack.enter_async_context(admin.serving(app, port))
         except OSError as error:
             raise Unavailable(
-                f"port {port} cannot be used for the admin address",
+                f"cannot listen on admin port {port}",
                 why=str(error),
-                fix="choose another one with --admin-port, or 0 for any that is free",
+                fix="choose another one with --admin-port; 0 takes a free one",
             ) from None
         address = f"http://{admin.LOOPBACK}:{bound}"
-        stderr.print(f"what tasks do: {address}/introspection/v1", markup=False)
+        stderr.print(f"state of tasks: {address}/introspection/v1", markup=False)
         yield address
 
 
@@ -229,7 +267,9 @@ async def install_imports(catalog: Catalog) -> None:
 
     stderr.print("installing the packages that derivations import")
     found = await asyncio.to_thread(install_packages, catalog)
-    stderr.print(f"installed for {', '.join(found)}" if found else "none is needed", markup=False)
+    stderr.print(
+        f"installed for {', '.join(found)}" if found else "no packages are needed", markup=False
+    )
 
 
 @contextlib.asynccontextmanager
@@ -243,48 +283,10 @@ async def _answering(
     except TimeoutError:
         stops.ends_with(1)
         raise Unavailable(
-            f"the consensus store did not answer within {limit_s:g} s, and nothing was run",
+            f"the consensus store did not answer within {limit_s:g} s; nothing was run",
             where=mask_url(settings.consensus),
-            fix="see whether it is locked, or cannot be reached: penstock doctor",
+            fix="check that it is reachable and not locked: penstock doctor",
         ) from None
-
-
-@contextlib.contextmanager
-def _showing(tasks: Sequence[str]) -> Iterator[Callable[[TaskRun, TransactionSummary], None]]:
-    """Progress: a line per task on a terminal, a line per transaction elsewhere."""
-    if not stderr.is_terminal:
-        yield _print_transaction
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=stderr, transient=True) as bars:
-        ids = {task: bars.add_task(task, total=None, said="starting") for task in tasks}
-
-        def show(run: TaskRun, progress: TransactionSummary) -> None:
-            said = (
-                f"{run.transactions} transactions, {run.documents:,} documents, "
-                f"{size_text(run.bytes)}, {_rate(progress):,.0f}/s"
-            )
-            bars.update(ids[run.task], said=said)
-
-        yield show
-
-
-def _print_transaction(run: TaskRun, progress: TransactionSummary) -> None:
-    stderr.print(
-        f"{run.task}: transaction {run.transactions}: {progress.documents:,} documents, "
-        f"{size_text(progress.bytes)}, {progress.stored:,} rows, {progress.jobs} jobs, "
-        f"{progress.seconds:.2f} s",
-        markup=False,
-    )
-
-
-def _rate(progress: TransactionSummary) -> float:
-    return progress.documents / max(progress.seconds, 1e-9)
 
 
 def _memory() -> dict[str, int | None]:

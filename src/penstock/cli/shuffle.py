@@ -32,7 +32,7 @@ from penstock.cli.shuffle_service import (
 )
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, size_text
 from penstock.errors import UsageError
 from penstock.settings import Settings
 
@@ -76,20 +76,20 @@ def shuffle(
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Go on with what is committed from now on: Ctrl-C."),
+        typer.Option("--follow", "-f", help="Keep following new commits; stop with Ctrl-C."),
     ] = False,
     count: Annotated[
         bool,
         typer.Option(
-            "--count", help="Read the documents on Spark too, and count those of each shard."
+            "--count", help="Also read the documents on Spark, and count those of each shard."
         ),
     ] = False,
     ad_hoc: Annotated[
         bool,
-        typer.Option("--ad-hoc", help="Of a derived collection, read what is in it."),
+        typer.Option("--ad-hoc", help="Read a derived collection itself, not its sources."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="End after this many checkpoints.")
+        int | None, typer.Option("--limit", min=1, help="Stop after N checkpoints.")
     ] = None,
     listen: Annotated[
         str | None,
@@ -105,8 +105,8 @@ def shuffle(
         typer.Option(
             "--from",
             metavar="URL",
-            help="Follow a service at grpc://HOST:PORT, or grpc+unix:///PATH, instead of reading "
-            "here: Ctrl-C.",
+            help="Follow a service at grpc://HOST:PORT or grpc+unix:///PATH instead of reading "
+            "here; stop with Ctrl-C.",
         ),
     ] = None,
     token_file: Annotated[
@@ -126,12 +126,12 @@ def shuffle(
         typer.Option("--tls-ca", help="Trust services of this PEM authority; with --from."),
     ] = None,
 ) -> None:
-    """Print the checkpoints that a task would get, one a line, from the very beginning.
+    """Print the checkpoints that a task would get from the beginning, one per line.
 
     A checkpoint is what the task may process next: whole transactions, of all its sources. A peek
-    shows a transaction of which more is to come. Documents are counted by what journals record of
-    them; --count reads them. It ends when it has caught up with what was there at its start, read
-    delays included. Nothing is committed, and the task itself is left alone.
+    shows a transaction that is not complete yet. Documents are counted from the records of
+    journals; --count reads them. It ends when it has caught up with what was there at its start,
+    read delays included. Nothing is committed, and the task itself is not affected.
 
     With --listen it serves such checkpoints to other processes, and --from prints those of a
     service as they become ready. Beyond loopback a service needs TLS and a token file.
@@ -143,7 +143,7 @@ def shuffle(
     of_server = {"--tls-cert": tls_cert, "--tls-key": tls_key}
     if listen is not None:
         others = {"--from": service, **reading, **here_only, "--tls-ca": tls_ca}
-        refuse_beside("--listen", others, "it serves whatever its clients name, as they ask")
+        refuse_beside("--listen", others, "its clients name what they want")
         serve(
             settings,
             Listening(listen=listen, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key),
@@ -282,7 +282,7 @@ def _announce(name: str, collections: Sequence[str], shards: int | None) -> None
     if not collections:
         stderr.print(f"{name} reads nothing: all its bindings are disabled", markup=False)
         return
-    split = f" for {_counted(shards, 'shard')}" if shards else ""
+    split = f" for {counted(shards, 'shard')}" if shards else ""
     stderr.print(f"{name} reads {', '.join(dict.fromkeys(collections))}{split}", markup=False)
 
 
@@ -363,8 +363,8 @@ class _Printed:
     def __str__(self) -> str:
         return ", ".join(
             (
-                _counted(self.checkpoints, "checkpoint"),
-                _counted(self.documents, "document"),
+                counted(self.checkpoints, "checkpoint"),
+                counted(self.documents, "document"),
                 size_text(self.bytes),
             )
         )
@@ -396,23 +396,19 @@ def _describe(
 
 def _line(described: dict[str, Any]) -> str:
     """The same for people."""
-    hints = _counted(described["unresolved_hints"], "hint")
+    hints = counted(described["unresolved_hints"], "hint")
     parts = [
         f"#{described['number']}",
         f"peek, {hints} unresolved" if described["peek"] else "resolved",
-        _counted(described["documents"], "document"),
+        counted(described["documents"], "document"),
         size_text(described["bytes"]),
-        _counted(described["journals"], "journal"),
-        _counted(described["producers"], "producer"),
+        counted(described["journals"], "journal"),
+        counted(described["producers"], "producer"),
         f"committed {described['committed_at'] or 'nothing'}",
     ]
     if "shards" in described:
         parts.append(f"by shard {' '.join(f'{n:,}' for n in described['shards'])}")
     return "  ".join(parts)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _time(clock: Clock | None) -> str | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.stopping import stops
 from penstock.cli.stores import current_catalog, opened
-from penstock.cli.tables import size_text
+from penstock.cli.tables import counted, fitting, size_text
 from penstock.errors import Unavailable
 from penstock.servicekit.secrets import mask_url
 from penstock.settings import Settings
@@ -48,21 +48,21 @@ def status(
     settings: Settings,
     task: Annotated[
         str | None,
-        typer.Argument(help="This task only, with all that is known.", show_default=False),
+        typer.Argument(help="Only this task, in detail.", show_default=False),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show what every task does, wherever it runs; and if it does not go on, why not.
+    """Show what every task is doing, wherever it runs, and why it makes no progress.
 
     States: running, idle (has caught up), waiting, retrying, failed, stopped, disabled, not
-    running. The lag is what is committed in the collections that a task reads and not yet by the
-    task: documents, stored bytes, and the age of the oldest. Under a task is in one sentence what
-    it waits for, since when, and what to do about it.
+    running. The lag is what is committed in the collections that a task reads, and not yet
+    processed by the task: documents, stored bytes, and the age of the oldest. Below a task, a
+    sentence says what it waits for, since when, and what to do about it.
 
-    Nothing has to run. Processes that run tasks say what they do in the consensus store; --json
-    has everything, as one line per look with --watch.
+    No task has to run: processes that run tasks report to the consensus store. --json has
+    everything; with --watch, one line per refresh.
 
     Example: penstock status acme/views --watch
     """
@@ -93,10 +93,10 @@ async def _look(settings: Settings, task: str | None) -> list[TaskStatus]:
 
 def _away(settings: Settings) -> Unavailable:
     return Unavailable(
-        "the consensus store does not answer: what tasks do is not known",
+        "the consensus store does not answer, so the state of tasks is unknown",
         where=mask_url(settings.consensus),
-        why="every task waits for it, and goes on by itself when it is back",
-        fix="see that its database runs, can be reached and is not locked: penstock doctor",
+        why="every task waits for it, and continues by itself when it is back",
+        fix="check that its database runs, is reachable and not locked: penstock doctor",
     )
 
 
@@ -140,13 +140,15 @@ def _print(found: Sequence[TaskStatus], *, detailed: bool) -> None:
     if found:
         stdout.print(_table(found, detailed=detailed))
     else:
-        stderr.print("the catalog has no task")
+        stderr.print("the catalog has no tasks")
 
 
 def _table(found: Sequence[TaskStatus], *, detailed: bool) -> Text:
     """Rows in columns of equal widths, and under each row what is to be said of it."""
     rows = [_row(each) for each in found]
     widths = [max(len(row[at]) for row in (_HEADINGS, *rows)) for at in range(len(_HEADINGS))]
+    if stdout.is_terminal:
+        widths = widths[: fitting(widths, stdout.width)]
     lines = [Text(_line(_HEADINGS, widths), style="bold")]
     for each, row in zip(found, rows, strict=True):
         line = Text(_line(row, widths))
@@ -176,7 +178,7 @@ _LEFT: Final = {0, 1, 7}
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = (
         cell.ljust(width) if at in _LEFT else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        for at, (cell, width) in enumerate(zip(cells, widths, strict=False))
     )
     return "  ".join(padded).rstrip()
 
@@ -205,13 +207,28 @@ def _said(status: TaskStatus) -> list[Text]:
 
     condition = status.condition
     if condition.state is TaskState.IDLE:
-        return []
+        return _held(status)
     sentence = condition.sentence
     if condition.since is not None:
         lasted = duration_text(status.at - condition.since)
         sentence += f", since {time_text(condition.since)} ({lasted})"
     lines = [_indented(sentence)]
-    return lines if condition.fix is None else [*lines, _indented(f"-> {condition.fix}", 7)]
+    if condition.fix is not None:
+        lines.append(_indented(f"-> {condition.fix}", 7))
+    return lines + _held(status)
+
+
+def _held(status: TaskStatus) -> list[Text]:
+    """Return the sentences about what is kept for the task."""
+    from penstock.runtime.diagnosis import duration_text
+
+    return [
+        _indented(
+            f"has not read documents of {collection} that are older than its retention "
+            f"({duration_text(seconds)}): they are kept for it"
+        )
+        for collection, seconds in sorted(status.holds.items())
+    ]
 
 
 def _details(status: TaskStatus) -> list[tuple[str, str]]:
@@ -222,22 +239,23 @@ def _details(status: TaskStatus) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if process is not None:
         heard = duration_text(status.at - process.beat)
-        lines.append(("process", f"{process.name}, heard of {heard} ago"))
+        lines.append(("process", f"{process.name}, last report {heard} ago"))
     if report is not None and process is not None and process.alive:
         if report.phase is not None and report.phase_since is not None:
             lines.append(("phase", f"{report.phase}, since {time_text(report.phase_since)}"))
         if report.opened is not None:
             lines.append(("open", f"a transaction, since {time_text(report.opened)}"))
-        counted = f"{report.transactions:,} transactions, {report.documents:,} documents"
-        lines.append(("so far", f"{counted}, {size_text(report.bytes)}"))
+        done = f"{counted(report.transactions, 'transaction')}, "
+        done += f"{counted(report.documents, 'document')}, {size_text(report.bytes)}"
+        lines.append(("so far", done))
         rate = f"{status.rates[0]:,.1f} documents and {size_text(int(status.rates[1]))} per second"
         lines.append(("rate", rate))
     if status.last_commit is not None:
-        lines.append(("commit", f"the last one was at {time_text(status.last_commit)}"))
+        lines.append(("commit", f"last at {time_text(status.last_commit)}"))
     for span in status.lag.open_spans if status.lag else ():
         who = span.writer or f"producer {span.producer}"
         since = time_text(span.since)
-        said = f"{span.documents:,} documents of {span.collection} by {who}, since {since}"
+        said = f"{counted(span.documents, 'document')} of {span.collection} by {who}, since {since}"
         lines.append(("not yet", said))
     failure = None if report is None else report.failure
     if failure is not None:

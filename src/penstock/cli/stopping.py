@@ -35,11 +35,22 @@ class Stops:
     def __init__(self) -> None:
         self.code: int | None = None
         """Exit code of a stopped process."""
+        self.outcome = "nothing was begun"
+        """What became of a command that is stopped now; set as it goes on."""
+        self._told = False
         self._ours = False
         self._asked = 0
         self._finish: Callable[[], object] | None = None
         self._cancel: Callable[[], object] | None = None
         self._last: threading.Timer | None = None
+
+    def tell(self) -> None:
+        """Say once what became of the command; usable in a signal handler, and at the very end."""
+        if not self._told:
+            self._told = True
+            text = f"penstock: stopped; {self.outcome}" if self.outcome else "penstock: stopped"
+            with contextlib.suppress(OSError):
+                os.write(2, f"{text}\n".encode())
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a command to its end; raises `KeyboardInterrupt` if a signal ended it."""
@@ -83,6 +94,8 @@ class Stops:
         Nor for Python to take itself apart, which is half a second after a command with Spark.
         """
         self.code = code
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended
         self._bound()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -115,6 +128,7 @@ class Stops:
             self._bound()
             self._cancel()
         else:
+            self.tell()
             os._exit(self.code)
 
     def _bound(self) -> None:
@@ -126,6 +140,8 @@ class Stops:
     def _exit(self) -> None:
         """Exit, if this process is the command's own."""
         if self._ours:
+            if self._asked and self.code is not None and self.code > 128:
+                self.tell()
             os._exit(1 if self.code is None else self.code)
 
     def own_process(self) -> None:

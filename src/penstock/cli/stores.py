@@ -27,9 +27,9 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
     check_not_lost(settings)
     if not create and not is_there(settings):
         raise UserError(
-            "there is nothing here yet",
+            "there is no deployment here yet",
             where=str(sqlite_path(url)),
-            fix="pass --data for another, or start here: penstock apply catalog.yaml",
+            fix="give its directory with --data, or create one here: penstock apply catalog.yaml",
         )
     with Waits().on("this command", store_at(mask_url(url))):
         store = await open_consensus(url)
@@ -39,8 +39,11 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[C
         await store.close()
 
 
-async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
-    """The catalog that was applied last; one that is given is applied first."""
+async def current_catalog(store: Consensus, settings: Settings, *, yes: bool = False) -> Catalog:
+    """The catalog that was applied last; one that is given is applied first.
+
+    Unless it is agreed to by `yes`, that removes no task and no collection.
+    """
     from penstock import applying
     from penstock.catalog import desired
     from penstock.catalog.build import build_valid
@@ -59,5 +62,10 @@ async def current_catalog(store: Consensus, settings: Settings) -> Catalog:
                 inferred=await all_inferred(store),
             )
         if given is not None:
-            await applying.apply(store, given)
+            await applying.apply(
+                store,
+                given,
+                files=[str(main.resolve()) for main in settings.catalog],
+                may_remove=None if yes else (),
+            )
         return await desired.load(store)

@@ -37,14 +37,14 @@ def close_now(settings: Settings, name: TaskName) -> None:
     from penstock.runtime import requests
 
     stops.run(_on(settings, name, lambda store: requests.close_now(store, name)))
-    stderr.print(f"asked {name} to close its transaction", markup=False)
+    stderr.print(f"requested: {name} closes its transaction", markup=False)
 
 
 def stop(settings: Settings, name: TaskName) -> None:
-    """Keep a task from running, until it is started again.
+    """Stop a task until it is started again.
 
-    A process that runs it ends it at its next transaction boundary; other tasks go on. `penstock
-    run` leaves it out. Nothing is lost: it goes on from its last transaction.
+    A process that runs it stops it after its current transaction; other tasks keep running.
+    `penstock run` skips it. Nothing is lost: it continues after its last transaction.
 
     Example: penstock task stop acme/views
     """
@@ -52,14 +52,14 @@ def stop(settings: Settings, name: TaskName) -> None:
 
     at = int(time.time())
     changed = stops.run(_on(settings, name, lambda store: requests.stop(store, name, at=at)))
-    said = "is stopped, at its next transaction boundary" if changed else "was stopped before"
-    stderr.print(f"{name} {said}; penstock task start {name} lets it run again", markup=False)
+    said = "stops after its current transaction" if changed else "is already stopped"
+    stderr.print(f"{name} {said}; to start it again: penstock task start {name}", markup=False)
 
 
 def start(settings: Settings, name: TaskName) -> None:
-    """Let a task run again that was stopped.
+    """Start a stopped task again.
 
-    A process that runs tasks for ever goes on with it at once; otherwise the next run does.
+    A running penstock up or cluster continues it at once; otherwise the next run does.
 
     Example: penstock task start acme/views
     """
@@ -73,15 +73,15 @@ def start(settings: Settings, name: TaskName) -> None:
 def delete(
     settings: Settings,
     name: TaskName,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and what would stay.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted and what would stay.")
     ] = False,
 ) -> None:
-    """Delete a task from the applied catalog, and its recovery log: how far it has read.
+    """Delete a task from the applied catalog, together with its progress.
 
-    It must not run. Documents of collections, tables at the endpoint and the catalog's files stay,
-    and it says so. A task of the same name that is applied later starts from the beginning.
+    It must not be running. Documents of collections, tables at the endpoint and the catalog's files
+    stay. A task of the same name that is applied later starts from the beginning.
 
     Example: penstock task delete acme/views --dry-run
     """
@@ -96,11 +96,11 @@ def delete(
         return
     if not yes and not _agreed(deletion):
         raise UserError(
-            f"{name} is not deleted: nobody has agreed to it",
+            f"{name} was not deleted: it was not confirmed",
             fix=f"penstock task delete {name} --yes",
         )
     stops.run(_delete(settings, deletion))
-    stderr.print(f"{_kinds(deletion)} {name} is deleted", markup=False)
+    stderr.print(f"{_kinds(deletion)} {name} was deleted", markup=False)
 
 
 def _kinds(deletion: Deletion) -> str:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from penstock.cli.catalogs import main_files
 from penstock.cli.frame import print_json, stderr, stdout
+from penstock.cli.meanwhile import said_meanwhile
 from penstock.errors import UsageError, UserError
 from penstock.settings import Settings
 
@@ -28,7 +30,8 @@ def run_tests(
     catalogs: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Catalog files, or directories with a catalog.yaml.", show_default=False
+            help="Catalog files, or directories with a catalog.yaml; ./catalog.yaml by default.",
+            show_default=False,
         ),
     ] = None,
     only: Annotated[
@@ -43,15 +46,14 @@ def run_tests(
     spark: Annotated[
         bool,
         typer.Option(
-            "--spark", help="Run derivations by their leaders on Spark, in temporary deployments."
+            "--spark", help="Run derivations on Spark, as tasks do, in temporary deployments."
         ),
     ] = False,
     shake: Annotated[
         bool,
         typer.Option(
             "--shake",
-            help="Run each test under several splits into transactions and numbers of shards, and "
-            "compare.",
+            help="Run each test with different transactions and numbers of shards, and compare.",
         ),
     ] = False,
     junit: Annotated[
@@ -68,20 +70,19 @@ def run_tests(
     """Run the tests of a catalog: ingest documents, derive, and verify collections.
 
     Each test begins with empty collections, in memory, and touches no deployment. Derivations run
-    until nothing is left to do; delayed reads take no time, since time is virtual. Captures and
-    materializations do not run. Spark starts only for derivations that use it; with --spark, tests
-    run in temporary deployments, as tasks do, and --shake changes the number of shards only.
+    until nothing is left to do; read delays take no time, because time is virtual. Captures and
+    materializations do not run. Spark starts only for derivations that use it. With --spark, tests
+    run in temporary deployments, as tasks do, and --shake varies only the number of shards.
 
-    A failed test shows the step, and how the documents differ from those expected: members that a
-    test does not name are free, and numbers may differ in the last digits. The exit code is 1 then.
+    A failed test shows the step, and how the documents differ from those expected; the exit code
+    is then 1. Members that a test does not name are not compared, and numbers may differ in the
+    last digits.
 
     Example: penstock test catalog.yaml --only 'acme/tests/*' --shake
     """
     from penstock.catalog.build import load_catalog
 
-    mains = [*(catalogs or ()), *settings.catalog]
-    if not mains:
-        raise UsageError("no catalog given", fix="penstock test catalog.yaml")
+    mains = main_files(settings, catalogs, "test")
     catalog = load_catalog(mains, environ=None, allow_outside=allow_outside)
     outcomes = _run(catalog, _chosen(catalog, only or ()), settings, shake=shake, spark=spark)
     _report(outcomes, as_json=settings.json, junit=junit, defined=bool(catalog.tests))
@@ -165,9 +166,19 @@ def _deployments(catalog: Catalog, settings: Settings, directory: Path) -> World
 
 @contextlib.contextmanager
 def _showing(tests: int) -> Iterator[Callable[[str], Callable[[Variant], None]]]:
-    """Progress, on a terminal: the test that runs, and how."""
+    """Progress: the test that runs, and how; elsewhere than on a terminal, if it takes long."""
+    running = "loading"
+
+    def note(name: str) -> Callable[[Variant], None]:
+        def run(variant: Variant) -> None:
+            nonlocal running
+            running = f"{name}: {variant}"
+
+        return run
+
     if not stderr.is_terminal:
-        yield lambda _name: lambda _variant: None
+        with said_meanwhile(lambda: f"testing {running}"):
+            yield note
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:
@@ -202,7 +213,7 @@ def _report(
         except OSError as error:
             raise UsageError(
                 f"cannot write {junit}: {os.strerror(error.errno or 0)}",
-                fix="name a file in a directory that exists, and may be written",
+                fix="name a file in an existing, writable directory",
             ) from None
     if as_json:
         print_json(report.as_json(outcomes))

@@ -1,71 +1,70 @@
-"""`penstock up`: run everything of a catalog, on and on."""
+"""`penstock up`: run everything of a catalog, continuously."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.apply import Yes
+from penstock.cli.catalogs import applied_or_here
 from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.hosting import deployed, finishing, print_transaction, spark, world_of
-from penstock.cli.live import lines_of
+from penstock.cli.live import lines_of, shown_live
 from penstock.cli.run import AdminPort, administered
 from penstock.cli.stopping import stops
-from penstock.cli.tables import size_text
-from penstock.servicekit import logs
+from penstock.cli.tables import counted, size_text
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from penstock.runtime.control import TransactionSummary
     from penstock.runtime.introspection import TaskReport
-
-_REFRESH_S: Final = 0.5
 
 
 def up(
     settings: Settings,
     catalogs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Catalogs to apply first.", show_default=False),
+        typer.Argument(
+            help="Catalogs to apply first; ./catalog.yaml if nothing was applied yet.",
+            show_default=False,
+        ),
     ] = None,
     admin_port: AdminPort = None,
     install: Annotated[
         bool,
         typer.Option("--install", help="First install the packages that derivations import."),
     ] = False,
+    yes: Yes = False,
 ) -> None:
-    """Run all tasks of the applied catalog, and go on with whatever comes, until Ctrl-C.
+    """Run all tasks of the applied catalog continuously, until Ctrl-C.
 
-    penstock apply, from another terminal, changes what runs: tasks that changed are restarted, new
-    ones are started, deleted and disabled ones are stopped, all others go on. One task that fails
-    does not stop another, and is tried again. Compaction and garbage collection run in the
-    background. Everything happens once, also if this process is killed: start it again.
+    penstock apply, from another terminal, changes what runs: changed tasks are restarted, new ones
+    started, deleted and disabled ones stopped; all others keep running. A task that fails does not
+    stop the others, and is retried. Compaction and garbage collection run in the background. Every
+    transaction happens once, even if this process is killed: start it again.
 
-    Ctrl-C and SIGTERM finish transactions that are under way, for ten seconds at most; a second
-    Ctrl-C does not wait. The exit code is 0 then.
+    Ctrl-C and SIGTERM let open transactions finish, for at most ten seconds; a second Ctrl-C does
+    not wait. The exit code is then 0.
 
     Example: penstock up catalog.yaml
     """
-    settings = dataclasses.replace(settings, catalog=(*(catalogs or ()), *settings.catalog))
-    stops.run(_up(settings, install=install, admin_port=admin_port))
+    settings = applied_or_here(settings, catalogs)
+    stops.run(_up(settings, install=install, admin_port=admin_port, yes=yes))
 
 
-async def _up(settings: Settings, *, install: bool, admin_port: int | None) -> None:
+async def _up(settings: Settings, *, install: bool, admin_port: int | None, yes: bool) -> None:
     from penstock.cluster.unified import Unified
     from penstock.deployment import is_taken_over
 
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            deployed(settings, command="up", create=bool(settings.catalog))
+            deployed(settings, command="up", create=bool(settings.catalog), yes=yes)
         )
         world = await world_of(settings, store, install=install)
         shows_table = stderr.is_terminal
@@ -100,26 +99,12 @@ def _table(
     if not shown:
         yield
         return
-    from rich.live import Live
-    from rich.text import Text
-
-    def render() -> Text:
-        width, height = stderr.size
-        lines = lines_of(reports(), width=width, height=height - 1, now=time.time())
-        return Text("\n".join(lines), no_wrap=True, overflow="crop")
-
-    level = "debug" if settings.debug else settings.log_level
-    with Live(
-        get_renderable=render, console=stderr, refresh_per_second=1 / _REFRESH_S, transient=True
+    with shown_live(
+        settings,
+        lambda width, height: lines_of(reports(), width=width, height=height, now=time.time()),
+        _is_not_in_the_table,
     ):
-        logs.configure(level=level, as_json=settings.log_json, stream=sys.stderr)  # Live's, now
-        if not settings.debug:
-            for handler in logging.getLogger().handlers:  # until they are configured again
-                handler.addFilter(_is_not_in_the_table)
-        try:
-            yield
-        finally:
-            logs.configure(level=level, as_json=settings.log_json, stream=sys.__stderr__)
+        yield
 
 
 def _is_not_in_the_table(record: logging.LogRecord) -> bool:
@@ -150,8 +135,8 @@ def _json(report: TaskReport) -> dict[str, object]:
 
 def _line(report: TaskReport) -> str:
     done = (
-        f"{report.documents:,} documents in {report.transactions} "
-        f"transaction{'s' if report.transactions != 1 else ''}, {size_text(report.bytes)} read"
+        f"{counted(report.documents, 'document')} in "
+        f"{counted(report.transactions, 'transaction')}, {size_text(report.bytes)} read"
         if report.transactions
         else "nothing new"
     )

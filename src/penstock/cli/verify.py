@@ -11,6 +11,7 @@ from penstock.cli.frame import print_json, stderr, stdout
 from penstock.cli.gc import progress_bar
 from penstock.cli.stopping import stops
 from penstock.cli.stores import opened
+from penstock.cli.tables import counted
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def verify(settings: Settings) -> None:
-    """Read everything once, and compare it with its checksums; readers and writers go on.
+    """Read everything and compare it with its checksums, while readers and writers continue.
 
     State logs, journals, the objects they name, schemas, the catalog and the state of tasks. Lists
     what is damaged or missing, and exits with 1 if anything is. Nothing is changed.
@@ -44,22 +45,22 @@ def _text(fault: Fault) -> str:
 
 def _summary(found: Verified) -> list[str]:
     lines = [
-        f"{found.logs:,} state logs with {found.entries:,} entries, {found.schemas:,} schemas",
-        f"{found.journals:,} journals: {found.records:,} records, {found.pages:,} pages, "
-        f"{found.objects:,} objects and {found.inline:,} inline fragments with {found.rows:,} "
-        f"documents, {found.bytes:,} bytes",
+        f"state logs: {found.logs:,}, with {found.entries:,} entries; schemas: {found.schemas:,}",
+        f"{counted(found.journals, 'journal')}: {counted(found.records, 'record')}, "
+        f"{counted(found.pages, 'page')}, {counted(found.objects, 'object')} and "
+        f"{counted(found.inline, 'inline fragment')} with {counted(found.rows, 'document')}, "
+        f"{counted(found.bytes, 'byte')}",
     ]
     if found.unsummed:
         lines.append(
-            f"{found.unsummed:,} objects are of a release that took no checksums: "
-            "they were only decoded"
+            f"written by a release without checksums, and only decoded: "
+            f"{counted(found.unsummed, 'object')}"
         )
     if found.unnamed:
-        lines.append(f"{found.unnamed:,} objects are named by no journal, and were not looked at")
+        lines.append(f"not in any journal, and not checked: {counted(found.unnamed, 'object')}")
     if not found.faults:
-        return [*lines, "everything is as it was written"]
-    count = len(found.faults)
-    return [*lines, "1 fault" if count == 1 else f"{count:,} faults"]
+        return [*lines, "no faults: all checksums match"]
+    return [*lines, counted(len(found.faults), "fault")]
 
 
 async def _verify(settings: Settings) -> Verified:

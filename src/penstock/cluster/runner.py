@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from penstock.batch import keep_running, what_went_wrong
 from penstock.cluster.state import Object
 from penstock.cluster.wanted import AppliedCatalog
-from penstock.consensus import entries
 from penstock.consensus.statelog import Fenced
-from penstock.consensus.store import VersionedData
 from penstock.errors import PenstockError, UserError
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
 from penstock.runtime.introspection import Activity, TaskReport
 from penstock.runtime.kinds import TaskSpec
-from penstock.runtime.recovery import log_name, recovery_key
+from penstock.runtime.leadership import IfBusy, Watch
+from penstock.runtime.recovery import log_name
 from penstock.runtime.session import World
 
 _log = logging.getLogger("penstock.runtime")
@@ -140,7 +138,12 @@ class Runner:
 
     async def _attempt(self, spec: TaskSpec) -> PenstockError | None:
         """Run the task until it is stopped, or return what it cannot go on with."""
-        control = Control(on_progress=self._progressed, activity=self._activity)
+        control = Control(
+            if_busy=IfBusy.WAIT,
+            takes_from_up=True,
+            on_progress=self._progressed,
+            activity=self._activity,
+        )
         catalog, dataflow_id = self._catalog.catalog, self.wanted.dataflow_id
         self._control = control
         try:
@@ -182,13 +185,13 @@ class Runner:
             return
         wait_s = min(AGAIN_S * 2 ** (failures - 1), AGAIN_S_MAX)
         self._activity.fails(error, count=failures, retry_in_s=None)  # it needs a person
-        _log.warning("%s: failed, and is tried again in %.0f s", self.wanted.name, wait_s)
+        _log.warning("%s: failed, and is retried in %.0f s", self.wanted.name, wait_s)
         await self._unless_stopped(asyncio.sleep(wait_s))
 
     async def _quiet(self) -> None:
         """Wait until the one that runs the task here has ended, or is quiet elsewhere."""
         store = self._world.planner.journals.store
-        key = recovery_key(log_name(self.wanted.kind, self.wanted.name))
+        watch = Watch(store, log_name(self.wanted.kind, self.wanted.name))
         lent = False
         while True:
             if self._is_lent():
@@ -197,8 +200,7 @@ class Runner:
                 return
             else:
                 with contextlib.suppress(PenstockError):  # the store is away: so is everybody
-                    head = await store.head(key, fresh=True)
-                    if head is None or _age_s(key, head) > QUIET_S:
+                    if await watch.is_over(self._world.introspection.id, QUIET_S):
                         return
             await asyncio.sleep(_LOOK_S)
 
@@ -213,8 +215,3 @@ class Runner:
 
     def _progressed(self, progress: TransactionSummary) -> None:
         self._on_progress(self.report, progress)
-
-
-def _age_s(key: str, head: VersionedData) -> float:
-    """The time since an entry was written, by the clock of its writer."""
-    return time.time() - entries.decode(head.data, where=key).wall_ms / 1_000

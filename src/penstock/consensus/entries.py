@@ -90,7 +90,7 @@ def decode(data: bytes, *, where: str) -> LogEntry:
             "not a state-log entry",
             where=where,
             why=f"{len(data)} bytes that start with {data[:1].hex() or 'nothing'}, not {MAGIC:02x}",
-            fix="something else wrote under this key; give it a key of its own",
+            fix="another program wrote under this key; give it a separate key",
         )
     _, version, flags, checksum = _PREFIX.unpack_from(data)
     # Before the checksum: a newer envelope may compute it differently.

@@ -74,7 +74,7 @@ def scheme_of(url: str) -> Scheme:
     known = {scheme.value: scheme for scheme in Scheme} | _ALIASES
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     meant = f"did you mean {known[near[0]].example}? " if near else ""
     raise UsageError(
         f"unknown scheme {name!r} in the consensus URL",

@@ -76,7 +76,7 @@ from penstock.servicekit.secrets import mask_url
 T = TypeVar("T")
 
 BEFORE_COMMIT = declare("postgres-before-commit", "keys are locked and judged, nothing is written")
-AFTER_COMMIT = declare("postgres-after-commit", "entries are durable, nobody has been answered")
+AFTER_COMMIT = declare("postgres-after-commit", "entries are durable, no caller has been answered")
 
 SCHEMA_LOCK = 0x70656E73746F636B
 """Advisory lock of the schema's creation: concurrent CREATE … IF NOT EXISTS fail otherwise."""

@@ -68,7 +68,7 @@ BUSY_STEP_MS = 100
 """How long SQLite itself waits, uninterruptibly, before we check whether to go on."""
 
 BEFORE_COMMIT = declare("sqlite-before-commit", "entries are written, COMMIT is not sent")
-AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, nobody has been answered")
+AFTER_COMMIT = declare("sqlite-after-commit", "entries are durable, no caller has been answered")
 
 # A head row per key answers "is the expected entry the head?" with one look-up, outlives
 # truncation (I4) and lists the keys. The floor row remembers what truncation took.
@@ -432,26 +432,27 @@ class SqliteBackend:
 
 
 def _cannot_open(path: Path, error: Exception) -> Unavailable:
+    is_damaged = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_CORRUPT
     return Unavailable(
-        "the consensus store cannot be opened",
+        f"{path.name} is damaged" if is_damaged else "the consensus store cannot be opened",
         where=f"sqlite:///{path}",
         why=cause_chain(error),
         fix=_FIXES.get(_code(error)) if isinstance(error, sqlite3.Error) else None,
     )
 
 
-_RESTORE = "the file is damaged: restore it from a backup (docs/backup.md says how)"
+_RESTORE = "restore it from a backup (see docs/backup.md)"
 _BUSY = "another process holds it: wait for it, or find and stop it"
 _FIXES = {
     sqlite3.SQLITE_BUSY: _BUSY,
     sqlite3.SQLITE_LOCKED: _BUSY,
     sqlite3.SQLITE_CORRUPT: _RESTORE,
-    sqlite3.SQLITE_NOTADB: "the file is something else, or damaged: name another one, or restore "
-    "it from a backup (docs/backup.md says how)",
+    sqlite3.SQLITE_NOTADB: "this is not a SQLite database, or it is damaged: name another file, "
+    "or restore it from a backup (see docs/backup.md)",
     sqlite3.SQLITE_FULL: "free some space on its disk",
     sqlite3.SQLITE_CANTOPEN: "name a file on a local disk that this user may write",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
-    sqlite3.SQLITE_IOERR: "is the disk full, or broken?",
+    sqlite3.SQLITE_IOERR: "check whether the disk is full or broken",
 }
 
 

@@ -209,16 +209,18 @@ class StateLog(Generic[S, D]):
         key: str,
         machine: Machine[S, D],
         *,
+        claim: Callable[[S], D | None] = lambda _: None,
         policy: RollupPolicy = RollupPolicy(),  # noqa: B008 - frozen
     ) -> StateLog[S, D]:
         """Open a log as its leader: append the next epoch, which fences the leader before.
 
         A commit of an older leader is either before that entry, and part of the state here, or it
-        never happens.
+        never happens. `claim` returns a diff for the same entry; it raises to leave the log to its
+        leader, as `decide` of `append` does.
         """
         log = await cls.open(store, key, machine, policy=policy)
         takeover = await _commit_one(
-            log, lambda replica: _Change(diff=None, epoch=replica.epoch + 1)
+            log, lambda replica: _Change(diff=claim(replica.state), epoch=replica.epoch + 1)
         )
         log.leads = takeover.author.epoch
         return log

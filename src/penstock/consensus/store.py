@@ -108,7 +108,7 @@ class ResyncReason(enum.Enum):
 
     TRUNCATED = "entries that were asked for are gone"
     SLOW = "the reader fell too far behind"
-    STORE_RESET = "the store was created anew; what was known of it is gone"
+    STORE_RESET = "the store was created again; what was known of it is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class ErrorKind(enum.Enum):
     OVERLOADED = "overloaded"
     UNAUTHENTICATED = "not authenticated"
     PERMISSION_DENIED = "permission denied"
-    STORE_RESET = "the store was created anew"
+    STORE_RESET = "the store was created again"
     DAMAGED = "the store is damaged; restore it from a backup (docs/backup.md)"
     UNAVAILABLE = "unavailable"
     TIMEOUT = "no answer in time"

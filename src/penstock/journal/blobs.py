@@ -89,6 +89,11 @@ class BlobStore:
     def __str__(self) -> str:
         return mask_url(self._url)
 
+    @property
+    def directory(self) -> Path | None:
+        """Where a local store is."""
+        return Path(self._root) if self._local else None
+
     def url_of(self, path: str) -> str:
         """The location of an object, for messages: without secrets, so nothing opens it."""
         return f"{mask_url(self._url).partition('?')[0].rstrip('/')}/{path}"

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import Bug
 from penstock.journal.state import (
+    NOTHING_FORGOTTEN,
     AckRecord,
     Append,
     Blob,
@@ -22,6 +23,7 @@ from penstock.journal.state import (
     Diff,
     Digest,
     Drop,
+    Forgotten,
     Fragment,
     Inline,
     JournalState,
@@ -37,8 +39,9 @@ from penstock.model.clock import Clock, Flag, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
-FORMAT: Final = 3
-"""The format of diffs and states. 2 is the same without digests, 1 without `Reseal` either."""
+FORMAT: Final = 4
+"""The format of diffs and states. 3 is the same without `Forgotten`, 2 without digests either,
+1 without `Reseal` either."""
 
 PAGE_FORMAT: Final = 2
 """The format of pages. 1 is the same without digests."""
@@ -82,14 +85,15 @@ class JournalMachine:
                 state.end,
                 [_page_out(page) for page in state.pages],
                 [_record_out(record) for record in state.records],
+                *_forgotten_out(state.forgotten),
             ]
         )
 
     def decode_state(self, data: bytes, format: int, revision: int) -> JournalState:  # noqa: A002
         """A rollup does not know the revision of its own entry: `revision` stands in for it."""
-        status, collection, labels, key_begin, key_end, generation, begin, end, pages, records = (
-            _decode(data)
-        )
+        fields = _decode(data)
+        status, collection, labels, key_begin, key_end, generation, begin, end = fields[:8]
+        pages, records, *forgotten = fields[8:]
         return JournalState(
             status=Status(status),
             collection=collection,
@@ -101,6 +105,7 @@ class JournalMachine:
             end=end,
             pages=tuple(map(_page_in, pages)),
             records=tuple(_record_in(record, revision) for record in records),
+            forgotten=_forgotten_in(forgotten),
         )
 
 
@@ -143,6 +148,17 @@ def _digest_in(fields: list[Any]) -> Digest | None:
         return None
     size, footer, value, rows = fields
     return Digest(bytes=size, footer=footer, value=value, rows=rows)
+
+
+def _forgotten_out(forgotten: Forgotten) -> list[int]:
+    return [] if forgotten == NOTHING_FORGOTTEN else [forgotten.clock, forgotten.revision]
+
+
+def _forgotten_in(fields: list[Any]) -> Forgotten:
+    if not fields:
+        return NOTHING_FORGOTTEN
+    clock, revision = fields
+    return Forgotten(clock=Clock(clock), revision=revision)
 
 
 def _labels_in(labels: list[list[str]]) -> tuple[tuple[str, str], ...]:
@@ -244,7 +260,9 @@ def _diff_out(diff: Diff) -> list[Any]:
         case Append():
             return [_APPEND, [_record_out(record) for record in diff.records]]
         case Retain():
-            return [_RETAIN, diff.offset]
+            page = [] if diff.page is None else [_page_out(diff.page)]
+            last = [diff.forgotten.clock, diff.forgotten.revision]
+            return [_RETAIN, diff.offset, *last, *page]
         case Compact():
             own = [diff.begin, diff.end, diff.path, diff.bytes]
             return [_COMPACT, *own, *_digest_out(diff.digest)]
@@ -267,8 +285,12 @@ def _diff_in(fields: list[Any]) -> Diff:
             )
         case [1, records]:
             return Append(records=tuple(_record_in(record, 0) for record in records))
-        case [4, offset]:
-            return Retain(offset=offset)
+        case [4, offset, *rest]:
+            return Retain(
+                offset=offset,
+                forgotten=_forgotten_in(rest[:2]),
+                page=_page_in(rest[2]) if rest[2:] else None,
+            )
         case [5, begin, end, path, size, *digest]:
             return Compact(begin=begin, end=end, path=path, bytes=size, digest=_digest_in(digest))
         case [6, page]:

@@ -12,11 +12,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from penstock.consensus.statelog import closing
 from penstock.consensus.store import Consensus, WatchProgress
-from penstock.errors import Bug
+from penstock.errors import Bug, UserError
 from penstock.journal.planning import Planner
 from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces
@@ -187,6 +188,7 @@ class Follower:
         self, start: TimelinePosition, rows_max: int | None, before: int | None, idle_s: float
     ) -> TimelinePosition:
         await self._known(await current_revision(self._planner.journals.store))
+        self._check_retained(start)
         end = self._timeline.cut(start, rows_max=rows_max, before=before)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(idle_s), self._moved:
@@ -194,6 +196,10 @@ class Follower:
                     self._check()
                     await self._moved.wait()
                     end = self._timeline.cut(start, rows_max=rows_max, before=before)
+        if start == BEGIN != end:
+            # A stream that begins gets what is there: what was forgotten before is not missing.
+            gone = max((state.forgotten.revision for state in self._states.values()), default=0)
+            end = replace(end, revision=max(end.revision, gone))
         return end
 
     async def _latest(self) -> TimelinePosition:
@@ -202,9 +208,24 @@ class Follower:
 
     async def _plan(self, start: TimelinePosition, end: TimelinePosition) -> tuple[Split, ...]:
         await self._known(end.revision)
+        self._check_retained(start)
         units = self._timeline.units_between(start, end)
         visible = await self._planner.resolve_units(units, self._states)
         return await self._planner.splits(list(pieces(visible)))
+
+    def _check_retained(self, start: TimelinePosition) -> None:
+        """Raise if documents behind a position were forgotten: they would be missing unnoticed."""
+        for name, state in sorted(self._states.items()):
+            if start != BEGIN and state.forgotten.revision > start.revision:
+                raise UserError(
+                    f"documents of {self._collection} were forgotten before this query has read "
+                    "them",
+                    where=f"journal {name}, up to offset {state.begin}",
+                    why=f"the query has read commits up to revision {start.revision}, and the "
+                    f"retention of the collection has passed revision {state.forgotten.revision}",
+                    fix="start the query with a new checkpoint location, which reads what is left; "
+                    "keep documents for longer than a query may stand still",
+                )
 
     async def _forget(self, position: TimelinePosition) -> None:
         self._timeline.forget(position)

@@ -20,23 +20,29 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from penstock.errors import Bug, Unavailable
+from penstock.errors import Bug
 from penstock.journal.blobs import BlobStore, spark_root
 from penstock.journal.committed import VisibleRows
-from penstock.journal.integrity import SUMS_KEY, SummingSink, damaged, open_parquet
+from penstock.journal.integrity import (
+    SUMS_KEY,
+    SummingSink,
+    UnreadableBlob,
+    damaged,
+    open_parquet,
+)
 from penstock.journal.names import KEY_HASH_MAX
 from penstock.journal.rows import STAMPS, row_schema, stamp_names, visible_batches
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import Statistics
 from penstock.model.columns import Column, columns
 from penstock.model.schema import compiled
-from penstock.model.spec import CollectionSpec, fingerprint
+from penstock.model.spec import Codec, CollectionSpec, fingerprint
 
 _pa: Any = pa  # the published stubs lack much of this
 _pq: Any = pyarrow.parquet
@@ -77,7 +83,7 @@ class FragmentLayout:
     key_begin: int = 0
     key_end: int = KEY_HASH_MAX
     """The key hashes of the journal: those of every row lie in here."""
-    codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] = "ZSTANDARD"
+    codec: Codec = "ZSTANDARD"
     length_bytes: int = LENGTH_BYTES
 
     @classmethod
@@ -370,8 +376,12 @@ def _read(
             why = " ".join(str(error).split())
             if _is_damage(blobs, error):
                 raise damaged(fragment.at.path, why) from None
-            where = blobs.url_of(fragment.at.path)
-            raise Unavailable("cannot read a fragment", where=where, why=why) from None
+            raise UnreadableBlob(
+                f"an object cannot be read: {blobs.url_of(fragment.at.path)}",
+                why=why,
+                fix="check the disk, or the object store and its credentials; if the object is "
+                "lost, restore it from a backup",
+            ) from None
 
 
 def _is_damage(blobs: BlobStore, error: Exception) -> bool:

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import xxhash
 
-from penstock.errors import Bug, PenstockError
+from penstock.errors import Bug, PenstockError, Unavailable
 from penstock.journal.codec import decode_page
 from penstock.journal.state import Blob, Digest, Page, Record
 
@@ -59,6 +59,10 @@ class CorruptBlob(PenstockError):
     """An object that a state names is not what was written. No retry will mend it."""
 
 
+class UnreadableBlob(Unavailable):
+    """An object cannot be read now."""
+
+
 def damaged(path: str, why: str, *, where: str | None = None) -> CorruptBlob:
     """The error of an object that is not what was written."""
     return CorruptBlob(f"an object is damaged: {path}", where=where, why=why, fix=RESTORE)
@@ -74,9 +78,9 @@ def locate_damage(journal: str, begin: int, end: int) -> Iterator[None]:
     """Around reading an object: if it is damaged, the error says which rows are lost with it."""
     try:
         yield
-    except CorruptBlob as error:
+    except (CorruptBlob, UnreadableBlob) as error:
         where = describe_offsets(journal, begin, end)
-        raise CorruptBlob(error.what, where=where, why=error.why, fix=error.fix) from None
+        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from None
 
 
 # ------------------------------------------------------------------------------------------ sums

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock.consensus.replica import Replica, RollupPolicy
 from penstock.consensus.replicas import Moved, follow_all, load_all
@@ -47,16 +47,19 @@ from penstock.journal.names import (
 )
 from penstock.journal.selector import EVERYTHING, LabelSelector
 from penstock.journal.state import (
+    UNKNOWN,
     Append,
     Compact,
     Create,
     Diff,
     Drop,
     JournalState,
+    Page,
     Record,
     Refused,
     Retain,
     Status,
+    apply,
 )
 
 HANDLES_MAX: Final = 4096
@@ -200,17 +203,20 @@ class Journals:
         """Add records to a journal."""
         return (await self.append_all({name: tuple(records)}))[name]
 
-    async def append_all(self, parts: Mapping[str, Sequence[Record]]) -> dict[str, Appended]:
+    async def append_all(
+        self, parts: Mapping[str, Sequence[Record]], *, also: Sequence[Command[Any, Any]] = ()
+    ) -> dict[str, Appended]:
         """Add records to several journals: to all of them, under one revision, or to none.
 
         Within the limits of `Consensus.compare_and_set_all`; a part without records stays out.
+        Commands on other logs may be part of it; one that refuses keeps all the others out.
         """
         parts = {name: records for name, records in parts.items() if records}
         commands = [
             Command(self.log(name), _on_readable(name, Append(records=tuple(records))))
             for name, records in parts.items()
         ]
-        committed = await self._commit(commands)
+        committed = await self._commit(commands, also)
         return {
             name: _appended(done, len(records))
             for (name, records), done in zip(parts.items(), committed, strict=True)
@@ -218,10 +224,26 @@ class Journals:
         }
 
     async def retain(self, name: str, offset: int) -> JournalState:
-        """Forget the records that lie wholly below `offset`; garbage collection takes the files."""
-        return await self._change(
-            name, Retain(offset=offset), unless=lambda s: s.readable and s.begin >= offset
-        )
+        """Forget the records before `offset`; garbage collection takes the files."""
+        [state] = await self.retain_all({name: Retain(offset=offset)})
+        return state
+
+    async def retain_all(
+        self, cuts: Mapping[str, Retain], divided: Mapping[str, Page] | None = None
+    ) -> tuple[JournalState, ...]:
+        """Cut journals at exactly these offsets: all of them, under one revision, or none.
+
+        `divided` are the pages of which the pages of cuts are the rest. Refused if a journal cannot
+        be cut there any more: its records were sealed, or a page was merged with others. Within
+        the limits of `Consensus.compare_and_set_all`.
+        """
+        divided = divided or {}
+        commands = [
+            Command(self.log(name), _cuts(name, cut, divided.get(name)), roll_up=True)
+            for name, cut in cuts.items()
+        ]
+        await self._commit(commands)
+        return tuple(command.log.state for command in commands)
 
     async def compact(self, name: str, compact: Compact) -> JournalState:
         """The rows of some fragments have moved into one object."""
@@ -260,11 +282,11 @@ class Journals:
         return command.log.state
 
     async def _commit(
-        self, commands: Sequence[JournalCommand]
+        self, commands: Sequence[JournalCommand], also: Sequence[Command[Any, Any]] = ()
     ) -> Sequence[Committed[JournalState, Diff] | None]:
-        """Commit commands on journals that must exist."""
+        """Commit commands on journals that must exist, and others beside them."""
         try:
-            return await _land(commands)
+            return (await _land([*commands, *also]))[: len(commands)]
         except Refused as refused:
             names = [journal_of_key(command.log.key) for command in commands]
             for name, command in zip(names, commands, strict=True):
@@ -284,7 +306,7 @@ class Journals:
 
 
 async def _land(
-    commands: Sequence[JournalCommand],
+    commands: Sequence[Command[Any, Any]],
 ) -> Sequence[Committed[JournalState, Diff] | None]:
     """`append_all`, past what cancelled callers of the same handles have left behind."""
     while True:
@@ -309,6 +331,21 @@ def _on_readable(
         if not state.readable:
             raise Refused(f"the journal is {state.status.value}", where=name)
         return diff
+
+    return decide
+
+
+def _cuts(name: str, cut: Retain, divided: Page | None) -> Callable[[JournalState], Retain | None]:
+    def decide(state: JournalState) -> Retain | None:
+        if not state.readable:
+            raise Refused(f"the journal is {state.status.value}", where=name)
+        if state.begin >= cut.offset:
+            return None
+        # A page says where rows are. Had a compactor moved them meanwhile, it would be wrong.
+        moved = divided is not None and divided not in state.pages
+        if moved or apply(state, cut, UNKNOWN).begin != cut.offset:
+            raise Refused("the records have changed", where=name)
+        return cut
 
     return decide
 

@@ -34,11 +34,12 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import pyarrow
 
 from penstock import failpoints
+from penstock.consensus.statelog import Command
 from penstock.errors import Bug, PenstockError, UserError
 from penstock.journal.blobs import BlobStore
 from penstock.journal.fragments import GROUP_BYTES, FragmentLayout, FragmentWriter
@@ -368,10 +369,12 @@ class Publisher:
             failpoints.hit(_INTENTS)
             return intents
 
-    async def commit_now(self) -> Intents:
+    async def commit_now(self, *, also: Sequence[Command[Any, Any]] = ()) -> Intents:
         """Close the transaction and commit it, in all its journals at once; its ACKs, written.
 
-        For a caller without a state of its own: after a crash, it has happened or not.
+        For a caller without a state of its own: after a crash, it has happened or not. `also` are
+        commands on other logs that happen with it, in the same store transaction; one that refuses
+        keeps all of it from happening. They are left out if nothing was published.
         """
         async with self._working():
             self._fresh()
@@ -389,7 +392,7 @@ class Publisher:
                 await self._append(parts)
                 failpoints.hit(_ROWS)
             for parts in closing.acks:
-                await self._append(parts)
+                await self._append(parts, also)
                 failpoints.hit(_ACKS)
             self._end_transaction()
             failpoints.hit(_DONE)
@@ -535,9 +538,9 @@ class Publisher:
             part.fragments = []
         self._unnamed_since = None
 
-    async def _append(self, parts: Parts) -> None:
+    async def _append(self, parts: Parts, also: Sequence[Command[Any, Any]] = ()) -> None:
         """Append, under one revision, and count what was appended."""
-        await self._journals.append_all(parts)
+        await self._journals.append_all(parts, also=also)
         for journal, records in parts.items():
             count = self._parts[journal].target.count
             for record in records:

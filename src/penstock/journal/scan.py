@@ -60,6 +60,7 @@ from penstock.journal.state import Blob, Fragment, Inline
 from penstock.model.columns import Column
 from penstock.model.runs import Run
 from penstock.native import sql
+from penstock.native.meanings import read_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -429,13 +430,15 @@ async def read_collection(
     selector: LabelSelector = EVERYTHING,
     columns: Sequence[str] | None = None,
     meta: bool = False,
+    keep_text: bool = True,
     verify: bool = True,
 ) -> DataFrame:
     """Read what is committed to a collection now, in the layout of its read schema.
 
     `columns` are top-level columns, all by default; with `meta`, the stamp of each document follows
-    (`_clock`, `_producer`, `_flags`). The rows have no order. Without `verify`, what Spark's reader
-    gives is believed: this is for measuring what checksums cost.
+    (`_clock`, `_producer`, `_flags`). Unless `keep_text`, texts that write moments and numbers are
+    these (`native.meanings`). The rows have no order. Without `verify`, what Spark's reader gives
+    is believed: this is for measuring what checksums cost.
     """
     wanted = layout(collection.read_schema.text)
     names = _names(wanted, columns, meta=meta)
@@ -444,9 +447,12 @@ async def read_collection(
     plan = plan_scan(await planner.scan(collection.name, selector), native=root is not None)
     layouts = {name: await schemas.layout(name) for name in plan.native}
     layouts |= await planner.layouts(plan.rest)
-    return await asyncio.to_thread(
-        lambda: scan_frame(spark, blobs, plan, layouts, wanted, columns=names, verify=verify)
-    )
+
+    def frame() -> DataFrame:
+        rows = scan_frame(spark, blobs, plan, layouts, wanted, columns=names, verify=verify)
+        return rows if keep_text else read_frame(rows, wanted)
+
+    return await asyncio.to_thread(frame)
 
 
 @gc_paused()

@@ -17,6 +17,7 @@ which have names and no labels.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
 from collections.abc import Iterable, Mapping
@@ -70,6 +71,19 @@ class LabelSelector:
     def parse(cls, text: str) -> Self:
         """The selector that a person wrote."""
         return cls(tuple(_Parser(text).requirements()))
+
+    def check_known(self, known: Iterable[str]) -> None:
+        """Raise if no journal can have a label that is required: it is a typo."""
+        names = sorted(known)
+        for requirement in self.requirements:
+            if requirement.label in names:
+                continue
+            close = difflib.get_close_matches(requirement.label, names, n=1)
+            listed = f"labels: {', '.join(names)}" if names else "its journals have no labels"
+            raise UserError(
+                f"there is no label {requirement.label}",
+                fix=f"did you mean {close[0]}?" if close else listed,
+            )
 
     def matches(self, labels: Iterable[tuple[str, str]]) -> bool:
         if not self.requirements:

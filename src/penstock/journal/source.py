@@ -2,6 +2,8 @@
 
     spark.read.format("penstock").option("collection", "acme/orders").load()
     spark.readStream.format("penstock").option("collection", "acme/orders").load()
+    df.write.format("penstock").option("collection", "acme/orders").mode("append").save()
+    df.writeStream.format("penstock").option("collection", "acme/orders").start()
 
 Nothing has to be registered: Spark looks for sources in packages whose name begins with `pyspark_`,
 and finds `pyspark_penstock`. Options:
@@ -14,8 +16,12 @@ and finds `pyspark_penstock`. Options:
                         streams only, and only for their first batch
     maxRowsPerTrigger   documents per batch at most, but never part of a revision
     meta                true: with the columns _clock, _producer and _flags
+    keepText            true: moments and exact numbers are the texts that write them
 
-A schema that is given with `.schema(…)` names the columns to read; others are left alone. **Filters
+Writing has the first two lines of these (`frame_append`).
+
+A schema that is given with `.schema(…)` names the columns to read; others are left alone. A column
+whose texts have a meaning (`native.meanings`) may be asked for as that, or as a string. **Filters
 are not pushed down:** Spark 4.3 keeps a reader, and with it the filters of one query, for later
 queries of the same DataFrame. Use `selector` to leave out partitions.
 
@@ -27,23 +33,32 @@ is known and lists nothing.
 
 Planning says where rows are as of now. An object that compaction replaces after that stays for the
 grace period of garbage collection, which is longer than a batch.
+
+**Errors.** Spark runs all of this in Python processes of its own, and quotes whole tracebacks of
+what they raise. Of a user's mistake it quotes the message alone (`_words_for_spark`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -54,11 +69,21 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.consensus.open import open_consensus
-from penstock.errors import UsageError, UserError
+from penstock.errors import Bug, PenstockError, UsageError, UserError
 from penstock.journal.blobs import BlobStore, open_blobs
 from penstock.journal.follower import Follower
+from penstock.journal.frame_append import (
+    FramePart,
+    FrameWrite,
+    Stores,
+    StreamBatch,
+    commit_frame,
+    plan_frame,
+    stage_rows,
+)
 from penstock.journal.frames import frame_schema
 from penstock.journal.journals import Journals
+from penstock.journal.ownership import Ownership
 from penstock.journal.planning import Planner
 from penstock.journal.rows import row_schema
 from penstock.journal.schemas import Schemas, layout
@@ -66,6 +91,7 @@ from penstock.journal.selector import LabelSelector
 from penstock.journal.splits import Split, pieces, read_split
 from penstock.journal.timeline import BEGIN, TimelinePosition
 from penstock.model.columns import Column
+from penstock.native.meanings import read_rows, read_schema
 from penstock.native.spark_types import spark_schema
 
 if TYPE_CHECKING:
@@ -75,10 +101,16 @@ if TYPE_CHECKING:
 IDLE_S: Final = 0.2
 """Time that a trigger waits for something new before it reports that there is nothing."""
 
+_PLACE: Final = ("collection", "data", "consensus", "blob")
 _OPTIONS: Final = (
-    *("collection", "data", "consensus", "blob", "selector"),
-    *("startingoffsets", "maxrowspertrigger", "meta"),
+    *_PLACE,
+    *("selector", "startingOffsets", "maxRowsPerTrigger", "meta", "keepText"),
 )
+_OF_SPARK: Final = ("path", "checkpointLocation", "queryName")
+"""Options that Spark adds, or reads itself."""
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property in which Spark says which query a task works for."""
 
 # ---------------------------------------------------------------------------------------- options
 
@@ -93,22 +125,12 @@ class SourceOptions:
     """`earliest`, `latest`, or a revision."""
     rows_max: int | None
     meta: bool
+    keep_text: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """The options of a read; names are compared without regard to case, as Spark does."""
-        given = {name.lower(): value for name, value in options.items()}
-        if unknown := sorted(given.keys() - set(_OPTIONS) - {"path"}):
-            raise UsageError(
-                f"the penstock source has no option {unknown[0]}",
-                fix=f"one of {', '.join(_OPTIONS)}",
-            )
-        collection = given.get("collection") or given.get("path")
-        if not collection:
-            raise UsageError(
-                "the penstock source has no collection to read",
-                fix='for example .option("collection", "acme/orders")',
-            )
+        given = _known(options, _OPTIONS)
         starting = given.get("startingoffsets", "earliest").removeprefix("revision=")
         if starting not in ("earliest", "latest") and not starting.isdecimal():
             raise UsageError(
@@ -116,12 +138,37 @@ class SourceOptions:
                 fix="earliest, latest, or a revision of the store: 120",
             )
         return cls(
-            collection=collection,
+            collection=_collection(given),
             selector=LabelSelector.parse(given.get("selector", "")),
             starting=int(starting) if starting.isdecimal() else starting,
             rows_max=_positive(given.get("maxrowspertrigger"), "maxRowsPerTrigger"),
             meta=_flag(given.get("meta", "false"), "meta"),
+            keep_text=_flag(given.get("keeptext", "false"), "keepText"),
         )
+
+
+def _known(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """Options by their names in lower case, all of which are known."""
+    given = {name.lower(): value for name, value in options.items()}
+    names = {name.lower() for name in (*known, *_OF_SPARK)}
+    if unknown := sorted(given.keys() - names):
+        near = difflib.get_close_matches(unknown[0], [name.lower() for name in known], n=1)
+        meant = [name for name in known if name.lower() in near]
+        raise UsageError(
+            f'format("penstock") has no option {unknown[0]} here',
+            fix=f"did you mean {meant[0]}?" if meant else f"one of {', '.join(known)}",
+        )
+    return given
+
+
+def _collection(given: Mapping[str, str]) -> str:
+    collection = given.get("collection") or given.get("path")
+    if not collection:
+        raise UsageError(
+            'format("penstock") needs the name of a collection',
+            fix='for example .option("collection", "acme/orders")',
+        )
+    return collection
 
 
 def _positive(text: str | None, option: str) -> int | None:
@@ -146,6 +193,26 @@ class StoreUrls:
     blob: str
 
 
+class SourceError(Exception):
+    """A user's mistake in the words that Spark quotes."""
+
+
+SourceError.__module__, SourceError.__qualname__ = "__main__", "penstock"  # as Spark prints it
+
+
+@contextmanager
+def _words_for_spark() -> Iterator[None]:
+    """Let Spark quote the message of an error, and nothing of the code that raised it.
+
+    This process is one of Spark's own, and it ends with the error.
+    """
+    try:
+        yield
+    except PenstockError as error:
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise SourceError(str(error)) from None
+
+
 class CollectionSource(DataSource):
     """The data source, but for where things are and what the catalog says (`pyspark_penstock`)."""
 
@@ -161,8 +228,13 @@ class CollectionSource(DataSource):
     async def find(self, store: Consensus, collection: str) -> CollectionSpec:
         """The collection as the recorded catalog has it."""
 
+    @abstractmethod
+    async def salt(self, store: Consensus, collection: str) -> bytes:
+        """The salt of its redacted values."""
+
     def schema(self) -> StructType:
-        return asyncio.run(self._schema())
+        with _words_for_spark():
+            return asyncio.run(self._schema())
 
     async def _schema(self) -> StructType:
         async with self.opened() as opened:
@@ -172,7 +244,28 @@ class CollectionSource(DataSource):
         return _BatchReader(self, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
-        return _StreamReader(self, schema)
+        with _words_for_spark():
+            return _StreamReader(self, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        with _words_for_spark():
+            return _BatchWriter(self, asyncio.run(self._plan(overwrite)))
+
+    def streamWriter(  # noqa: N802 - Spark's
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamArrowWriter:
+        with _words_for_spark():
+            return _StreamWriter(self, asyncio.run(self._plan(overwrite)))
+
+    async def _plan(self, overwrite: bool) -> FrameWrite:
+        if overwrite:
+            raise UsageError(
+                "collections are appended to, and never overwritten",
+                fix='.mode("append") for a batch, .outputMode("append") for a stream',
+            )
+        async with self.writing() as (stores, spec):
+            salt = await self.salt(stores.journals.store, spec.name)
+            return await plan_frame(stores, spec, salt)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[_Opened]:
@@ -190,6 +283,23 @@ class CollectionSource(DataSource):
         finally:
             await store.close()
 
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[tuple[Stores, CollectionSpec]]:
+        """The stores, and the collection to write to, until the block ends."""
+        collection = _collection(_known(self.options, _PLACE))
+        place = self.place()
+        store = await open_consensus(place.consensus)
+        try:
+            spec = await self.find(store, collection)
+            journals, blobs = Journals(store), open_blobs(place.blob)
+            ownership = Ownership(journals, blobs)
+            stores = Stores(
+                journals=journals, blobs=blobs, schemas=Schemas(store), ownership=ownership
+            )
+            yield stores, spec
+        finally:
+            await store.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
@@ -202,13 +312,19 @@ class _Opened:
 
     @property
     def schema(self) -> StructType:
-        return frame_schema(self.root) if self.options.meta else spark_schema(self.root)
+        stored = frame_schema(self.root) if self.options.meta else spark_schema(self.root)
+        return stored if self.options.keep_text else read_schema(stored, self.root)
 
     def partitions(self, splits: Iterable[Split], asked: StructType) -> list[InputPartition]:
         """Splits as Spark hands them to tasks, with the columns that were asked for."""
-        known = {field.name: field.dataType for field in frame_schema(self.root).fields}
+        stored = frame_schema(self.root)
+        texts = {field.name: field.dataType for field in stored.fields}
+        known = {field.name: field.dataType for field in read_schema(stored, self.root).fields}
+        converted: list[str] = []
         for field in asked.fields:
-            if (have := known.get(field.name)) != field.dataType:
+            if (have := known.get(field.name)) == field.dataType:
+                converted.append(field.name)
+            elif texts.get(field.name) != field.dataType:
                 raise UserError(
                     f"{self.options.collection} has no column {field.name} "
                     f"of type {field.dataType.simpleString()}",
@@ -221,6 +337,7 @@ class _Opened:
                 blobs=self.planner.blobs,
                 root=self.root,
                 columns=tuple(asked.names),
+                converted=tuple(converted),
             )
             for split in splits
         ]
@@ -233,12 +350,20 @@ class _SplitPartition(InputPartition):
     """One task's work, with all that it needs to know."""
 
     def __init__(
-        self, *, split: Split, blobs: BlobStore, root: Column, columns: tuple[str, ...]
+        self,
+        *,
+        split: Split,
+        blobs: BlobStore,
+        root: Column,
+        columns: tuple[str, ...],
+        converted: tuple[str, ...],
     ) -> None:
         self.split = split
         self.blobs = blobs
         self.root = root
         self.columns = columns
+        self.converted = converted
+        """Columns whose texts are read as what they write."""
 
 
 def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -246,8 +371,10 @@ def _read(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     assert isinstance(partition, _SplitPartition)  # noqa: S101 - Spark hands back what it got
     columns = partition.columns
     schema = pyarrow.schema([row_schema(partition.root).field(name) for name in columns])
-    for rows in read_split(partition.blobs, partition.split, partition.root, columns=columns):
-        yield rows if rows.schema.equals(schema) else rows.cast(schema)
+    with _words_for_spark():
+        for rows in read_split(partition.blobs, partition.split, partition.root, columns=columns):
+            stored = rows if rows.schema.equals(schema) else rows.cast(schema)
+            yield read_rows(stored, partition.root, partition.converted)
 
 
 # ------------------------------------------------------------------------------------------ batch
@@ -261,7 +388,8 @@ class _BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return asyncio.run(self._plan())
+        with _words_for_spark():
+            return asyncio.run(self._plan())
 
     async def _plan(self) -> list[InputPartition]:
         async with self._source.opened() as opened:
@@ -292,62 +420,149 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_follower": None, "_opened": None}
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
-        match self._options.starting:
-            case "earliest":
-                return BEGIN.to_json()
-            case "latest":
-                return self._following().cut(BEGIN).to_json()
-            case revision:
-                return self._following().cut(BEGIN, before=int(revision)).to_json()
+        starting = self._options.starting
+        if starting == "earliest":
+            return BEGIN.to_json()
+        with self._following() as follower:
+            before = None if starting == "latest" else int(starting)
+            return follower.cut(BEGIN, before=before).to_json()
 
     def latestOffset(  # noqa: N802 - Spark's
         self, start: dict[str, object], limit: ReadLimit
     ) -> dict[str, object]:
-        end = self._following().cut(
-            TimelinePosition.of_json(start),
-            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-            before=self._until,
-            idle_s=IDLE_S if self._until is None else 0.0,
-        )
-        return end.to_json()
+        with self._following() as follower:
+            end = follower.cut(
+                TimelinePosition.of_json(start),
+                rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+                before=self._until,
+                idle_s=IDLE_S if self._until is None else 0.0,
+            )
+            return end.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
         rows_max = self._options.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's
-        return self._following().latest().to_json()
+        with self._following() as follower:
+            return follower.latest().to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
-        self._until = self._following().now() + 1
+        with self._following() as follower:
+            self._until = follower.now() + 1
 
     def partitions(
         self, start: dict[str, object], end: dict[str, object]
     ) -> Sequence[InputPartition]:
-        found = self._following().plan(
-            TimelinePosition.of_json(start), TimelinePosition.of_json(end)
-        )
-        assert self._opened is not None  # noqa: S101 - by the follower
-        return self._opened.partitions(found, self._schema)
+        with self._following() as follower:
+            found = follower.plan(TimelinePosition.of_json(start), TimelinePosition.of_json(end))
+            assert self._opened is not None  # noqa: S101 - by the follower
+            return self._opened.partitions(found, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return _read(partition)
 
     def commit(self, end: dict[str, object]) -> None:
-        self._following().forget(TimelinePosition.of_json(end))
+        with self._following() as follower:
+            follower.forget(TimelinePosition.of_json(end))
 
     def stop(self) -> None:
         if self._follower is not None:
             self._follower.close()
 
-    def _following(self) -> Follower:
-        if self._follower is None:
-            options = self._options
-            self._follower = Follower(self._open, options.collection, options.selector)
-        return self._follower
+    @contextmanager
+    def _following(self) -> Iterator[Follower]:
+        with _words_for_spark():
+            if self._follower is None:
+                options = self._options
+                self._follower = Follower(self._open, options.collection, options.selector)
+            yield self._follower
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Planner]:
         async with self._source.opened() as opened:
             self._opened = opened
             yield opened.planner
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+class _Message(WriterCommitMessage):
+    """The report of one task, on its way to the driver."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def _write(write: FrameWrite, rows: Iterator[pyarrow.RecordBatch]) -> _Message:
+    """The work of a task."""
+    context = TaskContext.get()
+    if context is None:
+        raise Bug("this runs in a Spark task only")
+    query = context.getLocalProperty(_QUERY_ID)
+    return _Message(stage_rows(write, rows, task=context.partitionId(), query=query).encode())
+
+
+async def _commit(
+    source: CollectionSource, messages: Sequence[WriterCommitMessage | None], number: int | None
+) -> None:
+    """Commit what all tasks have staged; `number` is that of the batch in a stream."""
+    parts = [FramePart.decode(m.data) for m in messages if isinstance(m, _Message)]
+    if len(parts) < len(messages):
+        raise Bug("Spark commits a write without the reports of all its tasks")
+    batch = None
+    if number is not None and parts:
+        if (query := parts[0].query) is None:
+            raise Bug(f"Spark does not say which query this is: {_QUERY_ID} is not set")
+        batch = StreamBatch(query, number)
+    async with source.writing() as (stores, spec):
+        await commit_frame(stores, spec, parts, batch=batch)
+
+
+class _BatchWriter(DataSourceArrowWriter):
+    """A frame as one transaction."""
+
+    def __init__(self, source: CollectionSource, write: FrameWrite) -> None:
+        self._source = source
+        self._write = write
+
+    def write(  # type: ignore[override]
+        self, iterator: Iterator[pyarrow.RecordBatch]
+    ) -> WriterCommitMessage:
+        return _write(self._write, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        with _words_for_spark():
+            asyncio.run(_commit(self._source, messages, None))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What tasks have written is garbage, and is collected as such."""
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Each batch as one transaction, however often Spark commits it."""
+
+    def __init__(self, source: CollectionSource, write: FrameWrite) -> None:
+        self._source = source
+        self._write = write
+
+    def write(  # type: ignore[override]
+        self, iterator: Iterator[pyarrow.RecordBatch]
+    ) -> WriterCommitMessage:
+        return _write(self._write, iterator)
+
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's
+    ) -> None:
+        with _words_for_spark():
+            asyncio.run(_commit(self._source, messages, batchId))
+
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803 - Spark's
+    ) -> None:
+        """What tasks have written is garbage, and is collected as such."""

@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import Bug, PenstockError
-from penstock.model.clock import Clock, Producer
+from penstock.model.clock import NEVER, Clock, Producer
 from penstock.model.hints import Commit
 from penstock.model.runs import Run
 
@@ -139,6 +139,18 @@ class Page(Struct, frozen=True, kw_only=True, gc=False):
     """XXH3 of the object; None if it was written by a release that took none."""
 
 
+class Forgotten(Struct, frozen=True, kw_only=True, gc=False):
+    """The last of what retention has taken from a journal since it was created."""
+
+    clock: Clock = NEVER
+    """The latest commit."""
+    revision: int = 0
+    """The revision of the last record; 0 if nothing was taken."""
+
+
+NOTHING_FORGOTTEN: Final = Forgotten()
+
+
 class Status(enum.Enum):
     """The life of a journal: readers see it, and it takes appends, while it is active."""
 
@@ -164,6 +176,7 @@ class JournalState(Struct, frozen=True, kw_only=True, gc=False):
     """The offset the next record gets."""
     pages: tuple[Page, ...] = ()
     records: tuple[Record, ...] = ()
+    forgotten: Forgotten = NOTHING_FORGOTTEN
 
     @property
     def readable(self) -> bool:
@@ -189,9 +202,14 @@ class Append(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Retain(Struct, frozen=True, kw_only=True, gc=False):
-    """Forget records that lie wholly below `offset`."""
+    """Forget records that lie wholly below `offset`; pages stay if any record of theirs does.
+
+    With `page`, the records of the page that holds `offset` are in this one from there on.
+    """
 
     offset: int
+    forgotten: Forgotten = NOTHING_FORGOTTEN
+    page: Page | None = None
 
 
 class Compact(Struct, frozen=True, kw_only=True, gc=False):
@@ -235,7 +253,7 @@ def apply(state: JournalState, diff: Diff, revision: int) -> JournalState:
         case Append():
             return _append(state, diff, revision)
         case Retain():
-            return _retain(state, diff.offset)
+            return _retain(state, diff)
         case Compact():
             return _compact(state, diff)
         case Seal():
@@ -285,14 +303,30 @@ def _append(state: JournalState, diff: Append, revision: int) -> JournalState:
     return replace(state, end=end, records=(*state.records, *placed))
 
 
-def _retain(state: JournalState, offset: int) -> JournalState:
+def _retain(state: JournalState, diff: Retain) -> JournalState:
     _require(state, Status.ACTIVE)
-    pages = tuple(page for page in state.pages if page.end > offset)
+    pages = tuple(page for page in state.pages if page.end > diff.offset)
+    if (page := diff.page) is not None:
+        if not pages or not pages[0].begin < page.begin == diff.offset < page.end == pages[0].end:
+            raise Refused(
+                f"offsets {page.begin} to {page.end} are not the end of a page of the state",
+                why="it was sealed anew or forgotten meanwhile",
+            )
+        pages = (page, *pages[1:])
     records = state.records
     if not pages:
-        records = tuple(record for record in records if record.end > offset)
+        records = tuple(record for record in records if record.end > diff.offset)
     kept = [*pages, *records]
-    return replace(state, begin=kept[0].begin if kept else state.end, pages=pages, records=records)
+    return replace(
+        state,
+        begin=kept[0].begin if kept else state.end,
+        pages=pages,
+        records=records,
+        forgotten=Forgotten(
+            clock=max(state.forgotten.clock, diff.forgotten.clock),
+            revision=max(state.forgotten.revision, diff.forgotten.revision),
+        ),
+    )
 
 
 def _compact(state: JournalState, diff: Compact) -> JournalState:
@@ -342,7 +376,7 @@ def _reseal(state: JournalState, page: Page) -> JournalState:
     ):
         raise Refused(
             f"offsets {page.begin} to {page.end} are not whole pages of the state",
-            why="they were sealed anew or forgotten meanwhile",
+            why="they were sealed again or forgotten meanwhile",
         )
     at = state.pages.index(inside[0])
     pages = (*state.pages[:at], page, *state.pages[at + len(inside) :])

@@ -13,8 +13,8 @@ with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock import failpoints
@@ -42,6 +42,7 @@ from penstock.journal.state import (
 )
 from penstock.journal.sweeping import Progress, no_progress, replacement_note
 from penstock.model.columns import Column
+from penstock.model.spec import Codec
 
 ATTEMPTS_MAX: Final = 8
 """Times a journal is planned anew within one run because others changed it meanwhile."""
@@ -62,6 +63,8 @@ class CompactionOptions:
     """Up to here pages grow; those of half the size are left alone."""
     records_max: int = RECORDS_MAX
     """Records in a state; above, all but a quarter of that are sealed."""
+    codec: Codec = "ZSTANDARD"
+    """How objects are compressed."""
 
 
 DEFAULTS: Final = CompactionOptions()
@@ -233,21 +236,25 @@ async def compact_all(
     options: CompactionOptions = DEFAULTS,
     progress: Progress = no_progress,
     stop: asyncio.Event | None = None,
+    codecs: Mapping[str, Codec] | None = None,
 ) -> Compacted:
     """Compact the journals of a collection, or all there are; `stop` ends it after a journal.
 
+    `codecs` are those of collections that do not have the one of `options`.
     A journal that is damaged is left as it is; its error is raised when the others are done.
     """
     done = Compacted()
     corrupt: CorruptBlob | None = None
     found = await journals.list(collection)
-    due = [journal.name for journal in found if _is_due(journal.state, options)]
-    for number, name in enumerate(due):
+    due = [journal for journal in found if _is_due(journal.state, options)]
+    for number, journal in enumerate(due):
         if stop is not None and stop.is_set():
             break
         progress(number, len(due))
         try:
-            done += await compact_journal(journals, blobs, schemas, name, options)
+            codec = (codecs or {}).get(journal.state.collection, options.codec)
+            chosen = replace(options, codec=codec)
+            done += await compact_journal(journals, blobs, schemas, journal.name, chosen)
         except CorruptBlob as error:
             corrupt = corrupt or error
     else:
@@ -277,7 +284,7 @@ async def compact_journal(
             rewrites = plan_rewrites(state, options)
             for rewrite in rewrites:
                 root = await schemas.layout(rewrite.fragments[0].schema)
-                done += await _rewrite(journals, blobs, name, rewrite, root)
+                done += await _rewrite(journals, blobs, name, rewrite, root, options.codec)
             if rewrites:
                 state = await journals.load(name)
             if records := plan_page(state, options.records_max):
@@ -295,10 +302,10 @@ async def compact_journal(
 
 
 async def _rewrite(
-    journals: Journals, blobs: BlobStore, name: str, rewrite: Rewrite, root: Column
+    journals: Journals, blobs: BlobStore, name: str, rewrite: Rewrite, root: Column, codec: Codec
 ) -> Compacted:
     await Ownership(journals, blobs).claim()
-    compact = await _moved(blobs, name, rewrite, root)
+    compact = await _moved(blobs, name, rewrite, root, codec)
     await _replaces(blobs, rewrite.paths)
     await journals.compact(name, compact)
     return _compacted(rewrite, compact)
@@ -324,7 +331,7 @@ async def _merge(
     done, replaced = Compacted(pages=1), [page.path for page in pages]
     for rewrite in plan_rewrites(held, options):
         root = await schemas.layout(rewrite.fragments[0].schema)
-        compact = await _moved(blobs, name, rewrite, root)
+        compact = await _moved(blobs, name, rewrite, root, options.codec)
         held = apply(held, compact, UNKNOWN)
         done += _compacted(rewrite, compact)
         replaced += rewrite.paths
@@ -333,9 +340,11 @@ async def _merge(
     return done
 
 
-async def _moved(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Compact:
+async def _moved(
+    blobs: BlobStore, name: str, rewrite: Rewrite, root: Column, codec: Codec
+) -> Compact:
     """The rows of a rewrite as one object, which no state names yet."""
-    written = await asyncio.to_thread(_copy, blobs, name, rewrite, root)
+    written = await asyncio.to_thread(_copy, blobs, name, rewrite, root, codec)
     failpoints.hit(_WRITTEN)
     assert isinstance(written.at, Blob)  # noqa: S101 - nothing was inlined
     return Compact(
@@ -364,8 +373,8 @@ def _compacted(rewrite: Rewrite, compact: Compact) -> Compacted:
     )
 
 
-def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column) -> Fragment:
-    layout = FragmentLayout(schema=rewrite.fragments[0].schema, root=root, key=())
+def _copy(blobs: BlobStore, name: str, rewrite: Rewrite, root: Column, codec: Codec) -> Fragment:
+    layout = FragmentLayout(schema=rewrite.fragments[0].schema, root=root, key=(), codec=codec)
     prefix = name.rpartition("/")[0]
     # Always an object, however small: the diff can name nothing else.
     with FragmentWriter(blobs, prefix, layout, COMPACTION, inline=False) as writer:

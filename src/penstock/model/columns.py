@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
 from penstock.model import pointer
 from penstock.model.json_order import Json
@@ -33,6 +33,13 @@ DIGITS_MAX = 38
 """Digits of a DECIMAL, in Spark and in Arrow."""
 DOUBLE_END = 2**1024 - 2**970
 """The smallest integer that rounds to infinity as a double."""
+FLOAT_DIGITS = 15
+"""Decimal digits that a double always keeps, and with it a JSON number that has a fraction."""
+
+MEANINGS: Final = frozenset({"date", "date-time", "integer", "number"})
+"""Formats of strings that write a moment or a number, and have a type of their own elsewhere."""
+READ_DECIMALS: Final[Mapping[str, tuple[int, int]]] = {"integer": (38, 0), "number": (38, 18)}
+"""Digits and scale under which Spark reads texts that write numbers, as it reads NUMERIC."""
 
 
 class Kind(enum.Enum):
@@ -69,6 +76,16 @@ class Column:
     """Of a STRUCT: the name of its hidden `_x`, if the object is open."""
     element: Column | None = None
     """Of an ARRAY: its items. Of a MAP: its values."""
+
+    @property
+    def meaning(self) -> str | None:
+        """The format of a text that writes a moment or a number; redacted text writes neither."""
+        means = self.kind is Kind.STRING and self.redact is None and self.logical in MEANINGS
+        return self.logical if means else None
+
+    @property
+    def is_numeric_text(self) -> bool:
+        return self.meaning in READ_DECIMALS
 
     @property
     def item(self) -> Column:
@@ -228,6 +245,17 @@ def _number(shape: Shape) -> Column:
     return _scalar(shape, Kind.DOUBLE)
 
 
+def is_decimal(shape: Shape) -> bool:
+    """True if all values are numbers of a fixed number of digits after the point."""
+    return shape.not_null == {"number"} and bool(_number(shape).scale)
+
+
+def inexact_digits(shape: Shape) -> int | None:
+    """Return the digits of a DECIMAL with a fraction, if they are more than a JSON number keeps."""
+    column = _number(shape)
+    return column.precision if is_decimal(shape) and column.precision > FLOAT_DIGITS else None
+
+
 def _digits(bound: Number) -> int:
     return len(str(abs(int(bound))))
 
@@ -357,7 +385,7 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
         case Kind.LONG if _is_number(value) and not LONG_MIN <= value <= LONG_MAX:
             return at, f"{_plain(value)} does not fit 64 bits"
         case Kind.DECIMAL if _is_number(value) and not _fits(value, column):
-            return at, f"{_plain(value)} does not fit DECIMAL({column.precision},{column.scale})"
+            return at, _misfit(value, column)
         case Kind.DOUBLE if isinstance(value, int) and abs(value) >= DOUBLE_END:
             return at, f"{_plain(value)} does not fit a double"
         case Kind.STRUCT if isinstance(value, dict):
@@ -378,6 +406,16 @@ def _unstorable(value: Json, column: Column, at: str) -> tuple[str, str] | None:
     return None
 
 
+def _misfit(value: float, column: Column) -> str:
+    kind = f"DECIMAL({column.precision},{column.scale})"
+    if is_beyond_doubles(value, column) and abs(value) < 10 ** (column.precision - column.scale):
+        return (
+            f"{_plain(value)} may have lost digits, of which a JSON number keeps {FLOAT_DIGITS}: "
+            "write numbers of more digits as strings with format: number"
+        )
+    return f"{_plain(value)} does not fit {kind}"
+
+
 def _is_number(value: Json) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -387,7 +425,13 @@ def _fits(value: float, column: Column) -> bool:
     _, digits, exponent = exact.as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - JSON has no NaN
     whole = max(len(digits) + exponent, 0)
-    return -exponent <= column.scale and whole <= column.precision - column.scale
+    within = -exponent <= column.scale and whole <= column.precision - column.scale
+    return within and not (isinstance(value, float) and is_beyond_doubles(value, column))
+
+
+def is_beyond_doubles(value: float, column: Column) -> bool:
+    """True if two numbers of a DECIMAL's scale may be this double: one of them was written."""
+    return bool(column.scale) and abs(value) * 10**column.scale > 2**52
 
 
 def _plain(value: float) -> str:

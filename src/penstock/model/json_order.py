@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
@@ -70,6 +71,36 @@ def sort_key(value: Json | Absent) -> tuple[Any, ...]:
             return (_ABSENT,)
         case _:
             raise _foreign(value, "")
+
+
+EXPONENT_MAX: Final = 10**18
+"""Exponents beyond this count as this, so that every engine can compare them."""
+
+_NUMERAL: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
+_COMPLEMENT: Final = str.maketrans("0123456789", "9876543210")
+_WORDS: Final = {"NaN": 3, "Infinity": 2, "-Infinity": -2}
+
+
+def numeric_key(text: str) -> tuple[int, int, str, str]:
+    """Return a key that sorts texts by the numbers they write, and texts of one number as texts.
+
+    NaN is above all numbers, as in PostgreSQL; text that writes none is below all of them. No
+    number is too long: the key is the sign, the place of the first digit, and the digits.
+    """
+    found = _NUMERAL.fullmatch(text)
+    if found is None:
+        return _WORDS.get(text, -3), 0, "", text
+    minus, whole, after, exponent = found.groups()
+    written = whole + (after or "")
+    counted = written.lstrip("0")
+    digits = counted.rstrip("0")
+    if not digits:
+        return 0, 0, "", text
+    scale = max(-EXPONENT_MAX, min(int(exponent or 0), EXPONENT_MAX))
+    place = len(whole) + scale - (len(written) - len(counted))
+    if minus:
+        return -1, -place, digits.translate(_COMPLEMENT) + "~", text
+    return 1, place, digits, text
 
 
 def canonical_json(value: Json) -> str:

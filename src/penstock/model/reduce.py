@@ -26,16 +26,18 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
 from penstock.errors import Bug, UserError
+from penstock.model.columns import is_decimal
 from penstock.model.infer import infer, to_schema
 from penstock.model.json_order import (
     ABSENT,
     Absent,
     Json,
     canonical_json,
+    numeric_key,
     sort_key,
 )
 from penstock.model.pointer import child, get
@@ -85,6 +87,9 @@ class Rule:
     key: tuple[str, ...] = ()
     delete: bool = False
     associative: bool = True
+    numeric: bool = False
+    """Of minimize and maximize: texts compare by the numbers they write. Of a sum: numbers add as
+    decimals, exactly. The schema of the location says so."""
 
     @property
     def descends(self) -> bool:
@@ -95,6 +100,14 @@ class Rule:
     def of(cls, reduction: Reduction) -> Rule:
         """Read the annotation that a shape carries."""
         return cls.parse(dict(reduction.annotation))
+
+    def on(self, shape: Shape) -> Rule:
+        """Return the rule as it acts on values of a shape."""
+        compares = self.strategy in (Strategy.MINIMIZE, Strategy.MAXIMIZE) and not self.key
+        numeric = (compares and shape.is_numeric_text) or (
+            self.strategy is Strategy.SUM and is_decimal(shape)
+        )
+        return replace(self, numeric=True) if numeric else self
 
     @classmethod
     def parse(cls, annotation: Json) -> Rule:
@@ -198,6 +211,21 @@ class _Total(int):
     """A sum of integers: it may leave the 64-bit range on the way, but not at the end."""
 
 
+class _Rounded(float):
+    """A sum of decimals, exactly as they are written, and rounded to a float at the end alone.
+
+    So a sum of amounts in cents is an amount in cents, however many there are.
+    """
+
+    exact: decimal.Decimal
+
+    @classmethod
+    def of(cls, exact: decimal.Decimal) -> _Rounded:
+        rounded = cls(exact)
+        rounded.exact = exact
+        return rounded
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """The reduction of one RHS into a state. Locations are pointers into the RHS."""
@@ -217,13 +245,13 @@ class _Step:
             case Strategy.FIRST_WRITE_WINS:
                 return rhs if lhs is ABSENT else lhs
             case Strategy.MINIMIZE:
-                return self._extreme(lhs, rhs, at, rule.key, sign=-1)
+                return self._extreme(lhs, rhs, at, rule, sign=-1)
             case Strategy.MAXIMIZE:
-                return self._extreme(lhs, rhs, at, rule.key, sign=1)
+                return self._extreme(lhs, rhs, at, rule, sign=1)
             case Strategy.SUM:
-                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, exact=False)
+                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, decimals=rule.numeric)
             case Strategy.BIG_SUM:
-                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, exact=True)
+                return rhs if lhs is ABSENT else self._sum(lhs, rhs, at, as_text=True)
             case Strategy.APPEND:
                 return rhs if lhs is ABSENT else self._append(lhs, rhs, at)
             case Strategy.MERGE:
@@ -233,10 +261,13 @@ class _Step:
             case Strategy.JSON_SCHEMA_MERGE:
                 return rhs if lhs is ABSENT else self._merge_schemas(lhs, rhs, at)
 
-    def _extreme(self, lhs: State, rhs: Json, at: str, key: tuple[str, ...], sign: int) -> State:
+    def _extreme(self, lhs: State, rhs: Json, at: str, rule: Rule, sign: int) -> State:
         """Return the smaller (sign -1) or greater (sign 1) side; of equals, merge or replace."""
+        key = rule.key
         if lhs is not ABSENT:
             left, right = _identity(lhs, key or ("",)), _identity(rhs, key or ("",))
+            if rule.numeric and isinstance(lhs, str) and isinstance(rhs, str):
+                left, right = numeric_key(lhs), numeric_key(rhs)
             order = sign * ((left > right) - (left < right))
             if order > 0:
                 return lhs
@@ -244,14 +275,19 @@ class _Step:
                 lhs = ABSENT
         return self._merge(lhs, rhs, at, ()) if key else rhs
 
-    def _sum(self, lhs: Json, rhs: Json, at: str, *, exact: bool) -> Json:
+    def _sum(
+        self, lhs: Json, rhs: Json, at: str, *, as_text: bool = False, decimals: bool = False
+    ) -> Json:
         if not (_is_numeric(lhs) and _is_numeric(rhs)):
             raise self._error(at, "sum expects numbers", lhs, rhs)
         try:
-            if exact or isinstance(lhs, str) or isinstance(rhs, str):
-                return format(_DECIMALS.add(_decimal(lhs), _decimal(rhs)), "f")
+            if as_text or isinstance(lhs, str) or isinstance(rhs, str):
+                exact = _DECIMALS.add(_decimal(lhs), _decimal(rhs))
+                return format(exact if exact else abs(exact), "f")  # zero has no sign
             if isinstance(lhs, int) and isinstance(rhs, int):
                 return _Total(lhs + rhs)
+            if decimals:
+                return _Rounded.of(_DECIMALS.add(_decimal(lhs), _decimal(rhs)))
             total = float(lhs) + float(rhs)
         except (decimal.DecimalException, OverflowError):
             total = math.inf
@@ -405,6 +441,8 @@ def _is_numeric(value: Json) -> TypeGuard[int | float | str]:
 
 
 def _decimal(value: float | str) -> decimal.Decimal:
+    if isinstance(value, _Rounded):
+        return value.exact
     return decimal.Decimal(repr(value) if isinstance(value, float) else value)
 
 
@@ -414,6 +452,8 @@ def _settle(state: Json, at: str, key: State) -> Json:
         if not INTEGER_MIN <= state <= INTEGER_MAX:
             raise ReductionError.at(at, "sum overflow", int(state), ABSENT, key)
         return int(state)
+    if isinstance(state, _Rounded):
+        return float(state)
     if isinstance(state, dict):
         return {
             name: _settle(member, child(at, name), key) for name, member in sorted(state.items())
@@ -450,7 +490,7 @@ def fixed_rule(shape: Shape) -> Rule | None:
     fixed = shape.fixed_reduction()
     if fixed is None:
         return Rule()
-    return Rule.of(fixed) if isinstance(fixed, Reduction) else None
+    return Rule.of(fixed).on(shape) if isinstance(fixed, Reduction) else None
 
 
 def acting_rules(shape: Shape) -> Iterator[Rule | None]:

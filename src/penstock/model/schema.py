@@ -17,11 +17,12 @@ from typing import Any, Final
 import msgspec
 
 from penstock.model import pointer
+from penstock.model.columns import is_decimal
 from penstock.model.draft import Draft
 from penstock.model.infer import infer
 from penstock.model.json_order import Json, canonical_json
 from penstock.model.reduce import Rule
-from penstock.model.shape import Shape
+from penstock.model.shape import Shape, locate
 from penstock.model.violations import Violation, explain_error
 
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -105,11 +106,13 @@ class CompiledSchema:
             return {}
         evaluation = self._validator.evaluate(document)
         if not self._competing:
-            return {
-                found["instanceLocation"]: rule
-                for found in evaluation.annotations()
-                if (rule := _rule(found["annotations"])) is not None
-            }
+            return self._shaped(
+                {
+                    found["instanceLocation"]: rule
+                    for found in evaluation.annotations()
+                    if (rule := _rule(found["annotations"])) is not None
+                }
+            )
         best: dict[str, tuple[tuple[int, _Path], Rule]] = {}
         for unit in evaluation.list()["details"]:
             rule = _rule(unit.get("annotations")) if unit["valid"] else None
@@ -119,7 +122,20 @@ class CompiledSchema:
             at = unit["instanceLocation"]
             if at not in best or (-depth, path) > best[at][0]:
                 best[at] = (-depth, path), rule
-        return {at: rule for at, (_, rule) in best.items()}
+        return self._shaped({at: rule for at, (_, rule) in best.items()})
+
+    def _shaped(self, rules: dict[str, Rule]) -> dict[str, Rule]:
+        if not self._has_exact_numbers:
+            return rules
+        return {at: rule.on(locate(self.shape, at)[0]) for at, rule in rules.items()}
+
+    @functools.cached_property
+    def _has_exact_numbers(self) -> bool:
+        """True if decimals, or texts that write numbers, are reduced somewhere: shapes matter."""
+        return any(
+            shape.reductions and (shape.is_numeric_text or is_decimal(shape))
+            for shape in _locations(self.shape)
+        )
 
     @functools.cached_property
     def _annotated(self) -> bool:

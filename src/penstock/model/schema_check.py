@@ -14,14 +14,14 @@ import jsonschema_rs
 
 from penstock.errors import UserError
 from penstock.model import pointer
-from penstock.model.columns import check_columns
+from penstock.model.columns import FLOAT_DIGITS, check_columns, inexact_digits
 from penstock.model.draft import Draft, is_known_draft
 from penstock.model.infer import infer
 from penstock.model.json_order import ABSENT
 from penstock.model.reduce import Rule, Strategy
 from penstock.model.refs import DanglingRef, Refs, references
 from penstock.model.schema import FORMATS, CompiledSchema
-from penstock.model.shape import TYPES, Reduction, Shape
+from penstock.model.shape import TYPES, Reduction, Shape, locate
 from penstock.model.violations import Problem, describe_error, show_value
 
 _ONE: Final = frozenset(
@@ -122,6 +122,27 @@ _FORMATS: Final = (
     "json-pointer",
     *FORMATS,
 )
+_DECIMAL: Final = (
+    "write type: string, format: number (exact, as text), or type: number with multipleOf: 0.01, "
+    "minimum and maximum (DECIMAL)"
+)
+_INSTANT: Final = "write type: string, format: date-time"
+_FOREIGN_TYPES: Final = {
+    **dict.fromkeys(("decimal", "numeric", "money", "bigdecimal"), _DECIMAL),
+    **dict.fromkeys(("timestamp", "timestamptz", "datetime", "date-time"), _INSTANT),
+    "date": "write type: string, format: date",
+    "time": "write type: string, format: time",
+    "uuid": "write type: string, format: uuid",
+    "json": "write {}, which is any value",
+    **dict.fromkeys(("int", "bigint", "long", "int64", "smallint"), "write type: integer"),
+    **dict.fromkeys(("float", "double", "real"), "write type: number"),
+    **dict.fromkeys(("text", "varchar", "char"), "write type: string"),
+    "bool": "write type: boolean",
+    **dict.fromkeys(("bytes", "binary"), "write type: string, contentEncoding: base64"),
+    **dict.fromkeys(("struct", "record", "map"), "write type: object"),
+    "list": "write type: array",
+}
+"""What people write who know SQL, Spark or Python, and what it is here."""
 
 
 def check_schema(schema: object, key: Sequence[str] = ()) -> list[Problem]:
@@ -195,14 +216,17 @@ def _not_a_schema(schema: Mapping[str, Any]) -> Iterator[Problem]:
     for error in Draft.of(schema).meta_validator.iter_errors(dict(schema)):
         found = show_value(error.instance)
         is_type = [*error.instance_path][-1:] == ["type"]
-        near = difflib.get_close_matches(str(error.instance), TYPES, n=1) if is_type else []
+        given = error.instance if isinstance(error.instance, list) else [error.instance]
+        wrong = next((str(name) for name in given if name not in TYPES), "") if is_type else ""
+        known = _FOREIGN_TYPES.get(wrong.lower())
+        near = difflib.get_close_matches(wrong, TYPES, n=1)
         yield Problem(
             code="E-SCHEMA",
             pointer=pointer.render(error.instance_path),
-            message=f"schema is not valid: {found} is not a type"
+            message=f"schema is not valid: {show_value(wrong) if wrong else found} is not a type"
             if is_type
             else f"schema is not valid: {describe_error(error, found)}",
-            hint=f"did you mean {near[0]}?" if near else None,
+            hint=known or (f"did you mean {near[0]}?" if near else None),
         )
 
 
@@ -324,6 +348,24 @@ def _misapplied(at: str, shape: Shape) -> Iterator[Problem]:
                 pointer=reduction.origin,
                 message=f"{rule.strategy.value} at {_name(at)}, {why[0]}",
                 hint=why[1],
+            )
+        elif rule.strategy is Strategy.SUM and (digits := inexact_digits(shape)) is not None:
+            yield Problem(
+                code="E-REDUCE-DIGITS",
+                pointer=reduction.origin,
+                message=f"sum at {_name(at)}, whose bounds allow {digits} digits: a JSON number "
+                f"keeps {FLOAT_DIGITS}, so the sum would not be exact",
+                hint="write type: string, format: number, or bounds of fewer digits",
+            )
+        elif rule.strategy in (Strategy.MINIMIZE, Strategy.MAXIMIZE) and any(
+            locate(shape, part)[0].is_numeric_text for part in rule.key
+        ):
+            yield Problem(
+                code="W-REDUCE-TEXT",
+                pointer=reduction.origin,
+                message=f"the key of {rule.strategy.value} at {_name(at)} is text, and is compared "
+                'as text: "9" is above "10"',
+                hint="write the number as type: integer, or type: number with multipleOf",
             )
         elif rule.strategy in (Strategy.SUM, Strategy.BIG_SUM) and _null_reaches(reduction, shape):
             yield Problem(

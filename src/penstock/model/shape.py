@@ -180,6 +180,12 @@ class Shape:
         return self.types - {"null"}
 
     @property
+    def is_numeric_text(self) -> bool:
+        """True if all values are texts that write numbers; redacted ones do not."""
+        form = self.strings.content_encoding or self.strings.format
+        return self.not_null == {"string"} and self.redact is None and form in ("integer", "number")
+
+    @property
     def properties(self) -> Mapping[str, Property]:
         return self.objects.properties
 

@@ -22,6 +22,9 @@ import msgspec
 
 from penstock.model.json_order import Json, canonical_json
 
+Codec: TypeAlias = Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"]
+"""How Parquet files are compressed."""
+
 Scalar: TypeAlias = bool | int | str | None
 """A value of a key or a partition field."""
 
@@ -82,7 +85,7 @@ class Field:
 class Fragments:
     """How a journal's files are written and kept; None is the deployment's default."""
 
-    codec: Literal["NONE", "GZIP", "ZSTANDARD", "SNAPPY"] | None = None
+    codec: Codec | None = None
     length_bytes: int | None = None
     retention_s: int | None = None
 

@@ -12,7 +12,7 @@ share one struct: one comparison of `ord` per row instead of one per location.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
 from pyspark.sql import functions as f
@@ -20,7 +20,9 @@ from pyspark.sql import functions as f
 from penstock.errors import Bug
 from penstock.model import columns
 from penstock.model.reduce import INTEGER_MAX, INTEGER_MIN, Strategy
+from penstock.model.shape import Reduction, of_type
 from penstock.native.fold import fold_values
+from penstock.native.numerals import numeral_sum, numeric_order
 from penstock.native.plan import Elements, ElementSet, Extreme, Fold, Members, Node, Value
 
 _LOW_BITS = 2**32 - 1
@@ -203,12 +205,12 @@ class Aggregates:
                     return Reduced(taken)
                 return Reduced(taken, self.add(f.max(present)) & taken.isNull())
             case Strategy.MAXIMIZE:
-                greatest = self.add(f.max(value))
+                greatest = self._extreme(f.max, value, node.column)
                 if not listed or present is None:
                     return Reduced(greatest)
                 return Reduced(greatest, self.add(f.max(present)) & greatest.isNull())
             case Strategy.MINIMIZE:
-                least = self.add(f.min(value))
+                least = self._extreme(f.min, value, node.column)
                 if not nullable:
                     return Reduced(least)
                 is_null = value.isNull() if present is None else present & value.isNull()
@@ -223,8 +225,17 @@ class Aggregates:
             case _:
                 raise Bug(f"{node.strategy.value} has no aggregate")
 
+    def _extreme(
+        self, pick: Callable[[Column], Column], value: Column, layout: columns.Column
+    ) -> Column:
+        if not layout.is_numeric_text:
+            return self.add(pick(value))
+        return self.add(pick(f.when(value.isNotNull(), numeric_order(value)))).getField("text")
+
     def _sum(self, node: Value, layout: columns.Column, value: Column) -> Column:
         match layout.kind:
+            case columns.Kind.STRING:
+                return self._sum_of_texts(node, layout, value)
             case columns.Kind.LONG:
                 return self._sum_of_longs(node, value)
             case columns.Kind.DECIMAL:
@@ -245,6 +256,15 @@ class Aggregates:
                     total = self.add(f.sum(value))
                 finite = ~f.isnan(total) & (f.abs(total) != f.lit(float("inf")))
                 return self._checked(node, finite | total.isNull(), total, total)
+
+    def _sum_of_texts(self, node: Value, layout: columns.Column, value: Column) -> Column:
+        added = numeral_sum(value, self.add)
+        rule = Reduction(annotation={"strategy": Strategy.SUM.value}, depth=0, always=True)
+        shape = replace(of_type("string"), reductions=(rule,))
+        fold = Fold(at=node.at, why="many digits", column=layout, shape=shape)
+        name = f"{self._prefix}f{len(self.folds)}"
+        self.folds.append((name, fold_values(fold, full=self._full)(added.others, self._key_text)))
+        return f.coalesce(added.total, f.col(name).getField("value"))
 
     def _sum_of_longs(self, node: Value, value: Column) -> Column:
         """An exact sum of BIGINT: high and low halves apart, so that only the total can overflow.

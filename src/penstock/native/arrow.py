@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from penstock.model.columns import Column, Kind, Member
+from penstock.model.columns import Column, Kind, Member, is_beyond_doubles
 from penstock.model.json_order import ABSENT, Json, canonical_json
 from penstock.native.arrow_types import EXTRA_TYPE, NULLS_TYPE, arrow_schema, arrow_type
 
@@ -68,6 +68,9 @@ def _encode(column: Column, values: list[Any]) -> Array:
                 values = [v if v is None else float(v) for v in values]
             return pa.array(values, pa.float64())
         case Kind.DECIMAL:
+            floats = [v for v in values if isinstance(v, float)]
+            if any(is_beyond_doubles(v, column) for v in floats):
+                raise OverflowError(f"a number of DECIMAL({column.precision},{column.scale})")
             decimals = [v if v is None else Decimal(repr(v)) for v in values]
             return pa.array(decimals, arrow_type(column))
         case Kind.JSON:

@@ -194,7 +194,7 @@ def static_rules(shape: Shape, at: str) -> Callable[[Json], Active]:
     def visit(value: Json, shape: Shape, at: str, active: dict[str, Rule]) -> None:
         fixed = shape.fixed_reduction()
         if isinstance(fixed, Reduction):
-            active[at] = Rule.parse(dict(fixed.annotation))
+            active[at] = Rule.of(fixed).on(shape)
         if isinstance(value, dict):
             for name, member in value.items():
                 visit(member, shape.objects.member(name), pointer.child(at, name), active)

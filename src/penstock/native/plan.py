@@ -52,6 +52,12 @@ class Value:
     ordered: bool = False
     """True if a sum of floats adds in read order, so that it is the same under any partitioning."""
 
+    @property
+    def sums_texts(self) -> bool:
+        """True if texts that write numbers are added: those of many digits go through Python."""
+        text = self.column is not None and self.column.is_numeric_text
+        return text and self.strategy is Strategy.SUM
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
@@ -374,6 +380,8 @@ def _why_not_one_aggregate(rule: Rule, column: Column | None) -> str | None:
             return None
         case Strategy.SUM if kind in _NUMBERS and not nullable:
             return None
+        case Strategy.SUM if column is not None and column.is_numeric_text and not nullable:
+            return None
         case Strategy.APPEND if kind is columns.Kind.ARRAY and not nullable:
             return None
         case _:
@@ -424,6 +432,8 @@ def _element(shape: Shape, column: Column, at: str) -> Value | Members | None:
     except _NeedsFold:
         return None
     if isinstance(node, Members) and not all(isinstance(below, Value) for below in walk(node)):
+        return None
+    if any(isinstance(below, Value) and below.sums_texts for below in walk(node)):
         return None
     return node if isinstance(node, Value | Members) else None
 

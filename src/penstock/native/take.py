@@ -12,6 +12,7 @@ Where a schema names `/_meta`, the source's word on each document is put there.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -28,9 +29,9 @@ from penstock.model.json_order import Json
 from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, read_documents
 from penstock.model.violations import Violation, is_hidden
-from penstock.native.arrow import to_arrow
-from penstock.native.arrow_types import NULLS_TYPE, arrow_schema, arrow_type
-from penstock.native.plain import plain_rows
+from penstock.native.arrow import json_texts, to_arrow
+from penstock.native.arrow_types import EXTRA_TYPE, NULLS_TYPE, arrow_schema, arrow_type
+from penstock.native.plain import PADDED_SCALE, plain_rows, rows_as
 
 pa: Any = pyarrow
 pc: Any = pyarrow.compute
@@ -43,6 +44,9 @@ TEXT_MAX: Final = 16 << 20
 
 _KEPT_MAX: Final = 64 << 10
 """Bytes of a refused text that are kept."""
+
+_EXACT_DIGITS: Final = 15
+"""Decimal digits that a double gives back as they were."""
 
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -92,15 +96,18 @@ class Taker:
     def take_columns(
         self, batch: pyarrow.RecordBatch, meta: pyarrow.RecordBatch | None = None
     ) -> Taken:
-        """Take in documents whose members are columns; NULL is a member that is absent."""
+        """Take in documents whose members are columns.
+
+        NULL is a member that is absent, or null where it must be there and may be null.
+        """
         meta = self._wanted(meta)
         with gc_paused():
             if self._sure is not None and not self._hides:
                 laid = _laid_out(batch, self.root)
                 rows = None if laid is None else self._with_meta(laid, meta)
-                if rows is not None and self._sure.holds(rows, nulls_are_judged=False):
+                if rows is not None and self._sure.holds(rows, nulls=Nulls.FILLED):
                     return Taken(rows=rows)
-            texts = [msgspec.json.encode(row) for row in plain_rows(batch)]
+            texts = [msgspec.json.encode(row) for row in rows_as(batch, self.root)]
             return self._careful(texts, meta)
 
     def _wanted(self, meta: pyarrow.RecordBatch | None) -> pyarrow.RecordBatch | None:
@@ -136,8 +143,8 @@ class Taker:
             return None
         batch = pa.RecordBatch.from_struct_array(stored)
         rows = batch if meta is None else self._with_meta(batch, meta)
-        judged = nulls.are_judged
-        return rows if rows is not None and sure.holds(rows, nulls_are_judged=judged) else None
+        judged = Nulls.JUDGED if nulls.are_judged else Nulls.ABSENT
+        return rows if rows is not None and sure.holds(rows, nulls=judged) else None
 
     def _with_meta(
         self, parsed: pyarrow.RecordBatch, meta: pyarrow.RecordBatch | None
@@ -413,6 +420,14 @@ _FORMATS: Final = {
 """Texts that are surely of a format; others may be, too."""
 
 
+class Nulls(enum.Enum):
+    """What a NULL of a column stands for."""
+
+    ABSENT = "a member that is not there"
+    JUDGED = "whatever it was found to be, and it may be that"
+    FILLED = "a member that is not there; or null, where it must be there and may be null"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sure:
     """Conditions over columns that are sufficient for a schema."""
@@ -429,9 +444,9 @@ class _Sure:
             return None
         return cls(schema.schema, root, {meta: _parsed_as(root, meta) for meta in (True, False)})
 
-    def holds(self, rows: pyarrow.RecordBatch, *, nulls_are_judged: bool) -> bool:
+    def holds(self, rows: pyarrow.RecordBatch, *, nulls: Nulls) -> bool:
         struct = pa.StructArray.from_arrays(rows.columns, names=rows.schema.names)
-        return _holds(self.schema, self.root, struct, nulls_are_judged)
+        return _holds(self.schema, self.root, struct, nulls)
 
 
 def _parsed_as(root: Column, meta: bool) -> pyarrow.Schema | None:
@@ -518,21 +533,18 @@ def _says_nothing(keyword: str, value: Any) -> bool:  # noqa: ANN401 - JSON
     return keyword in _IGNORED or keyword == "if" or keyword.startswith("x-")
 
 
-def _holds(schema: Any, column: Column, values: Any, judged: bool) -> bool:  # noqa: ANN401
-    """True if every value that is there surely fits its schema.
-
-    NULL is absent, and a member that must be there is then missing; unless nulls are `judged`.
-    """
+def _holds(schema: Any, column: Column, values: Any, nulls: Nulls) -> bool:  # noqa: ANN401
+    """True if every value that is there surely fits its schema."""
     if schema is True:
         return True
     match column.kind:
         case Kind.STRUCT:
-            return _members_hold(schema, column, values, judged)
+            return _members_hold(schema, column, values, nulls)
         case Kind.ARRAY:
             items = values.flatten()
             if items.null_count:
                 return False
-            return _holds(schema.get("items", True), column.item, items, judged)
+            return _holds(schema.get("items", True), column.item, items, nulls)
         case Kind.STRING:
             return _strings_hold(schema, values)
         case Kind.LONG | Kind.DOUBLE:
@@ -541,7 +553,7 @@ def _holds(schema: Any, column: Column, values: Any, judged: bool) -> bool:  # n
             return True
 
 
-def _members_hold(schema: Any, column: Column, values: Any, judged: bool) -> bool:  # noqa: ANN401
+def _members_hold(schema: Any, column: Column, values: Any, nulls: Nulls) -> bool:  # noqa: ANN401
     there = values.filter(values.is_valid()) if values.null_count else values
     required = frozenset(schema.get("required", ()))
     for member in column.members:
@@ -550,12 +562,21 @@ def _members_hold(schema: Any, column: Column, values: Any, judged: bool) -> boo
             return False
         found = pc.struct_field(there, member.name)
         # What the source says of a document is put there afterwards.
-        missing = found.null_count and (not judged or member.name == META)
-        if missing and (member.name in required or (member.required and member.nullable)):
+        missing = found.null_count and (nulls is not Nulls.JUDGED or member.name == META)
+        must = member.name in required or (member.required and member.nullable)
+        filled = nulls is Nulls.FILLED and member.name != META and _may_be_null(below)
+        if missing and must and not filled:
             return False
-        if not _holds(below, member.column, found, judged):
+        if not _holds(below, member.column, found, nulls):
             return False
     return True
+
+
+def _may_be_null(schema: Any) -> bool:  # noqa: ANN401 - JSON
+    """True if a plain schema surely admits null."""
+    if not isinstance(schema, Mapping) or {"enum", "const"} & schema.keys():
+        return False
+    return isinstance(schema.get("type"), list) and "null" in schema["type"]
 
 
 def _strings_hold(schema: Any, values: Any) -> bool:  # noqa: ANN401
@@ -623,41 +644,158 @@ def _meta_column(meta: pyarrow.RecordBatch, column: Column) -> Any | None:  # no
 
 def _laid_out(batch: pyarrow.RecordBatch, root: Column) -> pyarrow.RecordBatch | None:
     """Columns as the layout has them; None if a column would change its meaning by that."""
-    members = {m.name: m.column for m in root.members if m.column is not None}
-    if len(set(batch.schema.names)) < len(batch.schema.names):
+    laid = _laid_members(dict(zip(batch.schema.names, batch.columns, strict=True)), root)
+    if laid is None or len(set(batch.schema.names)) < len(batch.schema.names):
         return None
-    arrays, fields = [], []
-    for name in batch.schema.names:
-        column = members.get(name)
-        laid = None if column is None else _laid_column(batch.column(name), column)
-        if laid is None:
-            return None
-        arrays.append(laid)
-        fields.append(pa.field(name, laid.type))
-    made: pyarrow.RecordBatch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    names = list(laid)
+    made: pyarrow.RecordBatch = pa.RecordBatch.from_arrays([laid[name] for name in names], names)
     return made
+
+
+def _laid_members(found: Mapping[str, Any], column: Column) -> dict[str, Any] | None:
+    """The members of an object as its layout has them; hidden columns that are empty are gone."""
+    members = {m.name: m.column for m in column.members}
+    laid: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
+    for name, values in found.items():
+        below = members.get(name)
+        if name not in members and values.null_count == len(values):
+            continue  # absent, whatever it would be called
+        if name not in members and name not in (column.extra, column.nulls):
+            unknown[name] = values
+            continue
+        made = None if below is None else _laid_column(values, below)
+        if made is None:
+            return None
+        laid[name] = made
+    if unknown:
+        extra = None if column.extra is None else _laid_extra(unknown)
+        if column.extra is None or extra is None:
+            return None
+        laid[column.extra] = extra
+    return laid
+
+
+def _laid_extra(unknown: Mapping[str, Any]) -> Any | None:  # noqa: ANN401
+    """Columns that the schema does not name as JSON text by name, for each object."""
+    names = sorted(unknown)
+    texts = [made for name in names if (made := _json_texts(unknown[name])) is not None]
+    if len(texts) < len(names):
+        return None
+    there = np.stack([each.is_valid().to_numpy(zero_copy_only=False) for each in texts]).T
+    rows, columns = np.nonzero(there)
+    lengths = there.sum(axis=1)
+    return pa.MapArray.from_arrays(
+        pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32()),
+        pa.array(names, pa.utf8()).take(pa.array(columns)),
+        pa.concat_arrays(texts).take(pa.array(columns * there.shape[0] + rows)),
+        type=EXTRA_TYPE,
+        mask=pa.array(lengths == 0),
+    )
+
+
+def _json_texts(values: Any) -> Any | None:  # noqa: ANN401
+    """JSON of each value, as `plain` makes it; None if that is not sure."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind, types = values.type, pa.types
+    try:
+        if types.is_boolean(kind):
+            return json_texts(Column(kind=Kind.BOOLEAN), values)
+        if types.is_integer(kind):
+            return json_texts(Column(kind=Kind.LONG), values.cast(pa.int64()))
+        if types.is_floating(kind):
+            doubles = values.cast(pa.float64())
+            sure = _numbers_hold({}, Kind.DOUBLE, doubles)
+            return json_texts(Column(kind=Kind.DOUBLE), doubles) if sure else None
+        if types.is_decimal(kind):
+            return None  # a number or a text
+        text = _laid_text(values, None)
+        return None if text is None else json_texts(Column(kind=Kind.STRING), text)
+    except (pa.ArrowException, ValueError):
+        return None
 
 
 def _laid_column(values: Any, column: Column) -> Any | None:  # noqa: ANN401
     kind, wanted = values.type, arrow_type(column)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), wanted)
+    number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
     try:
         match column.kind:
             case Kind.BOOLEAN:
                 return values if pa.types.is_boolean(kind) else None
             case Kind.LONG:
-                return values.cast(wanted) if pa.types.is_integer(kind) else None
+                whole = pa.types.is_decimal(kind) and kind.scale == 0
+                return values.cast(wanted) if number or whole else None
             case Kind.DOUBLE:
-                fits = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-                return values.cast(wanted) if fits else None
+                if pa.types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
+                    return values.cast(pa.utf8()).cast(wanted)  # Arrow rounds on the direct way
+                return values.cast(wanted) if number else None
             case Kind.DECIMAL:
                 fits = pa.types.is_decimal(kind) or pa.types.is_integer(kind)
                 return values.cast(wanted) if fits else None
             case Kind.STRING:
-                if pa.types.is_dictionary(kind):
-                    values, kind = values.dictionary_decode(), kind.value_type
-                text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-                return values.cast(wanted) if text or pa.types.is_date(kind) else None
+                return _laid_text(values, column.logical)
+            case Kind.STRUCT if pa.types.is_struct(kind):
+                return _laid_struct(values, column)
+            case Kind.ARRAY if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+                return _laid_list(values, column)
             case _:
                 return None
     except (pa.ArrowException, ValueError):
         return None
+
+
+def _laid_text(values: Any, logical: str | None) -> Any | None:  # noqa: ANN401
+    """Values as the text that `plain_as` makes of them."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind, types = values.type, pa.types
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return values.cast(pa.utf8())
+    if types.is_date(kind):
+        return values.cast(pa.utf8())
+    if types.is_timestamp(kind) and logical != "date":
+        return _instants(values)
+    if types.is_integer(kind) and logical in ("integer", "number"):
+        return values.cast(pa.utf8())
+    if types.is_decimal(kind):
+        texts = values.cast(pa.utf8())
+        if not _all_true(texts, pc.match_substring_regex(texts, r"^[-0-9.]+$")):
+            return None  # very small ones have an exponent there
+        padded = kind.scale == PADDED_SCALE
+        return pc.replace_substring_regex(texts, r"\.?0+$", "") if padded else texts
+    return None
+
+
+def _instants(values: Any) -> Any:  # noqa: ANN401
+    """Timestamps in RFC 3339, in UTC, with six digits of a second, or nine, or none."""
+    unit = "ns" if values.type.unit == "ns" else "us"
+    utc = values.cast(pa.timestamp(unit, values.type.tz)).cast(pa.timestamp(unit))
+    texts = pc.strftime(utc, "%Y-%m-%dT%H:%M:%SZ")
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})000Z$", r"\1Z")
+    return pc.replace_substring_regex(texts, r"\.0+Z$", "Z")
+
+
+def _laid_struct(values: Any, column: Column) -> Any | None:  # noqa: ANN401
+    names = [values.type.field(at).name for at in range(values.type.num_fields)]
+    if len(set(names)) < len(names):
+        return None
+    laid = _laid_members({name: pc.struct_field(values, name) for name in names}, column)
+    if laid is None:
+        return None
+    fields = list(arrow_schema(column))
+    arrays = [laid.get(f.name, pa.nulls(len(values), f.type)) for f in fields]
+    mask = values.is_null() if values.null_count else None
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=mask)
+
+
+def _laid_list(values: Any, column: Column) -> Any | None:  # noqa: ANN401
+    items = _laid_column(values.flatten(), column.item)
+    if items is None:
+        return None
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    mask = values.is_null() if values.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), items, type=arrow_type(column), mask=mask)

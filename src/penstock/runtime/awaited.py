@@ -10,6 +10,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+IN_REPORT: Final = "in_report"
+"""The attribute of log records that say what the report of a task does: who shows reports need not
+show these."""
+
 
 class Awaited(NamedTuple):
     """Something that others have to do before a task goes on."""
@@ -31,29 +35,29 @@ class Wait(Struct, frozen=True):
 
 STORE: Final = Awaited(
     "the consensus store",
-    "see that its database runs, can be reached and is not locked (penstock doctor); all goes on "
-    "by itself then",
+    "check that its database runs, is reachable and not locked (penstock doctor); tasks "
+    "then continue by themselves",
 )
 ENDPOINT: Final = Awaited(
     "its endpoint",
-    "the task goes on by itself when the endpoint lets it; end what holds it up, if that does not "
-    "end by itself",
+    "the task continues by itself when the endpoint is free; if that takes too long, end what "
+    "blocks it",
 )
 SOURCE: Final = Awaited(
     "its source",
-    "the task goes on by itself when the source answers; see that it runs and can be reached",
+    "the task continues by itself when the source answers; check that it runs and is reachable",
 )
 BLOBS: Final = Awaited(
-    "the blob store", "see that it can be reached (penstock doctor); the task goes on by itself"
+    "the blob store", "check that it is reachable (penstock doctor); the task continues by itself"
 )
 WEBHOOKS: Final = Awaited(
-    "its webhooks", "see that the services behind `triggers` answer; the transaction is committed"
+    "its webhooks", "check that the services behind `triggers` answer; the transaction is committed"
 )
 SPARK_STARTS: Final = Awaited(
     "Spark to start",
-    "it takes some seconds, and twice as many where penstock prepare has not been run",
+    "this takes a few seconds, and twice as long without penstock prepare",
 )
-SPARK: Final = Awaited("Spark", "it works; penstock status shows the phase")
+SPARK: Final = Awaited("Spark", "it is working; penstock status shows the phase")
 
 
 def store_at(url: str) -> Awaited:
@@ -66,13 +70,13 @@ def spark_slots(holders: dict[str, int]) -> Awaited:
     if not holders:
         return Awaited(
             "an executor of Spark: none runs its tasks",
-            "see that the cluster has workers with free cores, and that they can be reached",
+            "check that the cluster has reachable workers with free cores",
         )
     most = sorted(holders.items(), key=lambda each: (-each[1], each[0]))
     named = ", ".join(f"{count} of {name}" for name, count in most[:3])
     more = f" and {len(most) - 3} others" if len(most) > 3 else ""
     return Awaited(
-        f"a free slot of Spark: all run tasks, {named}{more}",
-        "the task goes on by itself when one ends; give Spark more cores (--master), or stop one: "
-        "penstock task stop TASK",
+        f"a free slot of Spark: all are taken, {named}{more}",
+        "the task continues by itself when one is free; give Spark more cores (--master), or stop "
+        "a task: penstock task stop TASK",
     )

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from penstock.errors import PenstockError
 from penstock.model.json_order import Json
 from penstock.runtime.introspection import Activity, Introspection
+from penstock.runtime.leadership import IfBusy
 from penstock.runtime.protocol import CloseRequested, Event, StopRequested
 from penstock.runtime.waiting import Waits
 
@@ -74,6 +75,10 @@ class Control:
     """Called with the state patches of each committed transaction."""
     on_document: Callable[[str, str], None] = lambda _, __: None
     """Called by a preview, with a collection and the JSON of a document that it would get."""
+    if_busy: IfBusy = IfBusy.TAKE_OVER
+    """What to do if a living process runs the task."""
+    takes_from_up: bool = False
+    """Take it over in any case if that is a `penstock up`."""
     activity: Activity = field(default_factory=unobserved)
     """Where the runtime says what the task does."""
     waits: Waits = field(init=False)
@@ -178,9 +183,7 @@ class Control:
             return running.result()
         if not running.done():
             _log.warning("what was stopped does not end, and is left behind")
-        raise StoppedEarly(
-            "stopped before its end", fix="run it again: it goes on from where it was"
-        )
+        raise StoppedEarly("stopped before its end", fix="run it again: it continues where it was")
 
     async def _let_finish(self, running: asyncio.Future[T]) -> None:
         loop = asyncio.get_running_loop()

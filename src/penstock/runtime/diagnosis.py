@@ -191,15 +191,15 @@ def _without_process(facts: Facts) -> TaskCondition | None:
     if process is not None and not process.alive:
         return TaskCondition(
             state=TaskState.NOT_RUNNING,
-            sentence=f"does not run: {process.name}, has ended without a word{_behind(facts)}",
+            sentence=f"is not running: {process.name}, ended unexpectedly{_behind(facts)}",
             since=process.beat,
-            fix="start it again (penstock up): tasks go on from their last transaction; its log, "
-            "or that of the system, may say what ended it",
+            fix="start it again (penstock up): tasks continue after their last transaction; its "
+            "log, or that of the system, may show why it ended",
             waits_for=process.name,
         )
     return TaskCondition(
         state=TaskState.NOT_RUNNING,
-        sentence=f"does not run: no process does{_behind(facts)}",
+        sentence=f"is not running: no process runs it{_behind(facts)}",
         fix=f"penstock up, or penstock run --task {facts.task}",
     )
 
@@ -217,7 +217,7 @@ def _failed(failure: Failure) -> TaskCondition:
         state=TaskState.FAILED,
         sentence=f"has failed: {_cause(failure)}",
         since=failure.at,
-        fix=failure.fix or "mend what the error names, and run it again",
+        fix=failure.fix or "fix the cause, and run it again",
         waits_for=failure.where or failure.what,
         brief=f"has failed: {failure.what}",
     )
@@ -240,10 +240,10 @@ def _troubled(facts: Facts) -> TaskCondition | None:
     if process.silent:
         return TaskCondition(
             state=TaskState.WAITING,
-            sentence=f"is not heard of: {process.name}, does not report",
+            sentence=f"runs in {process.name}, which does not report",
             since=process.beat,
-            fix="see whether that process is suspended, overloaded, or cannot reach the consensus "
-            "store; its log says so",
+            fix="check whether that process is suspended, overloaded, or cannot reach the "
+            "consensus store; see its log",
             waits_for=process.name,
         )
     return None
@@ -261,13 +261,13 @@ def _retrying(facts: Facts, now: float) -> TaskCondition | None:
     times = f"failed {failure.count} times in a row" if failure.count > 1 else "failed"
     return TaskCondition(
         state=TaskState.RETRYING,
-        sentence=f"{times}, and is tried again"
+        sentence=f"{times}, and is retried"
         + (f" in {duration_text(next_s)}" if next_s else " now")
         + f": {_cause(failure)}",
         since=failure.first,
-        fix=failure.fix or "mend what the error names: the task goes on by itself",
+        fix=failure.fix or "fix the cause: the task continues by itself",
         waits_for=failure.where or failure.what,
-        brief=f"{times}, and is tried again: {failure.what}",
+        brief=f"{times}, and is retried: {failure.what}",
     )
 
 
@@ -297,7 +297,7 @@ def _working(facts: Facts, now: float) -> TaskCondition | None:
             state=TaskState.WAITING,
             sentence=f"starts when the tasks before it have caught up{behind}",
             since=report.since,
-            fix="the run goes on by itself; penstock up runs all tasks at once",
+            fix="the run continues by itself; penstock up runs all tasks at once",
             waits_for="the tasks before it",
         )
     if report.doing == "starting":
@@ -311,11 +311,11 @@ def _working(facts: Facts, now: float) -> TaskCondition | None:
             state=TaskState.NOT_RUNNING,
             sentence=f"has ended in this run{behind}",
             since=report.since,
-            fix="run it again, or all the time: penstock up",
+            fix="run it again, or continuously: penstock up",
         )
     if report.opened is not None:
         if report.phase is not None:
-            said = f"works on a transaction: {report.phase}"
+            said = f"is in a transaction: {report.phase}"
         elif report.closes is not None and report.closes > now:
             said = f"has a transaction open for {duration_text(report.closes - now)} more"
         else:

@@ -12,6 +12,7 @@ Times are Unix times. Of everything that grows, the newest is kept.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -43,7 +44,26 @@ AFTER_COMMIT: Final = frozenset(
 )
 """Phases of a transaction that is committed, while the next one may be open."""
 
+START_SPARK: Final = "start spark"
+"""The phase in which the first job of a process waits for Spark; it is within another phase."""
+
+Stage = Literal["read", "startSpark", "stage", "commit"]
+"""What a transaction is about now, in words for people: one of these at a time."""
+
+
+def stage_of(phase: str) -> Stage:
+    """Return the stage that a phase belongs to."""
+    if phase == START_SPARK:
+        return "startSpark"
+    if phase in COMMITTING or phase in AFTER_COMMIT or phase.startswith("record "):
+        return "commit"
+    return "stage"
+
+
 Doing = Literal["queued", "starting", "running", "retrying", "failed", "ended"]
+
+Command = Literal["run", "up"]
+"""What tasks are run for: until they have caught up, or on and on."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -87,6 +107,14 @@ class TaskReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     documents: int = 0
     bytes: int = 0
     stored: int = 0
+    taken: int = 0
+    """Documents of committed transactions, and of those that are under way."""
+    taken_bytes: int = 0
+    expected: int | None = None
+    """Documents that this run has to do in all; None if that is not known."""
+    expected_bytes: int | None = None
+    spark_tasks: tuple[int, int] | None = None
+    """Tasks of the Spark job that runs now: those that are done, and all."""
     documents_rate: float = 0.0
     """Per second, over the last minute before this report."""
     bytes_rate: float = 0.0
@@ -141,6 +169,15 @@ class Activity:
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=TRANSACTIONS_MAX)
         self._failure: Failure | None = None
         self._producer: str | None = None
+        self._taken = self._taken_bytes = 0
+        self._taken_before = 0
+        """When the session began."""
+        self._expected: tuple[int, int] | None = None
+        self._spark_tasks: tuple[int, int] | None = None
+        self._stage_since: tuple[Stage | None, float] = (None, process.now())
+        self._stage_s: dict[str, float] = {}
+        """Seconds of each stage, since the process runs the task."""
+        self._stage_s_told: dict[str, float] = {}
 
     # ------------------------------------------------------------------- what the runtime reports
 
@@ -231,6 +268,23 @@ class Activity:
         self._moved(weighty=self._failure is not None)
         self._failure = None
 
+    def takes(self, documents: int, size: int) -> None:
+        """Documents are part of the open transaction."""
+        self._taken += documents
+        self._taken_bytes += size
+        self._moved()
+
+    def expects(self, documents: int, size: int) -> None:
+        """This is all that a run has to do, those included that are committed."""
+        self._expected = (documents, size)
+        self._moved()
+
+    def job_is_at(self, tasks: tuple[int, int] | None) -> None:
+        """So many tasks of the Spark job that runs now are done, of so many; None: it is over."""
+        if self._spark_tasks != tasks:
+            self._spark_tasks = tasks
+            self._moved()
+
     def ran_job(self, group: str, began: float, jobs: int, error: str | None) -> None:
         """A call that runs Spark jobs has ended."""
         self._process.add_job(self._whose, group, began, jobs, error)
@@ -240,9 +294,9 @@ class Activity:
     def report(self) -> TaskReport:
         """Return what others need to know."""
         now = self._process.now()
-        begun = [phase for phase, _ in self._under_way.values()]
+        begun = [phase for phase, _ in list(self._under_way.values())]  # a view has its own thread
         newest = max(begun, key=lambda phase: phase.began, default=None)
-        recent = [each for each in self._recent if each[0] > now - RATE_S]
+        recent = [each for each in list(self._recent) if each[0] > now - RATE_S]
         totals = self._totals
         return TaskReport(
             kind=self.kind,
@@ -260,11 +314,49 @@ class Activity:
             documents=totals.documents,
             bytes=totals.bytes,
             stored=totals.stored,
+            taken=max(self._taken, totals.documents),
+            taken_bytes=max(self._taken_bytes, totals.bytes),
+            expected=None if self._expected is None else self._expected[0],
+            expected_bytes=None if self._expected is None else self._expected[1],
+            spark_tasks=self._spark_tasks,
             documents_rate=sum(each[1] for each in recent) / RATE_S,
             bytes_rate=sum(each[2] for each in recent) / RATE_S,
             failure=self._failure,
             producer=self._producer,
         )
+
+    @property
+    def has_read(self) -> bool:
+        """True if this session has read anything."""
+        return self._open is not None or self._taken > self._taken_before
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Return how long each stage took, in all transactions so far."""
+        self._clock_stage()
+        return dict(self._stage_s)
+
+    def untold_stage_seconds(self) -> dict[str, float]:
+        """Return the same since the last call of this: for the statistics of a transaction."""
+        now = self.stage_seconds()
+        told, self._stage_s_told = self._stage_s_told, now
+        return {stage: now[stage] - told.get(stage, 0.0) for stage in now}
+
+    def _clock_stage(self) -> None:
+        """Count the time since the last call as that of the stage which was under way."""
+        stage, since = self._stage_since
+        now = self._process.now()
+        if stage is not None:
+            self._stage_s[stage] = self._stage_s.get(stage, 0.0) + max(0.0, now - since)
+        newest = max(
+            (phase for phase, _ in self._under_way.values()),
+            key=lambda phase: phase.began,
+            default=None,
+        )
+        if newest is not None:
+            stage = stage_of(newest.phase)
+        else:
+            stage = None if self._open is None else "read"
+        self._stage_since = (stage, now)
 
     @property
     def _whose(self) -> dict[str, Any]:
@@ -276,12 +368,16 @@ class Activity:
 
     def _session_over(self, doing: Doing) -> None:
         self._under_way.clear()
+        self._spark_tasks = None
+        self._taken, self._taken_bytes = self._totals.documents, self._totals.bytes
+        self._taken_before = self._taken
         self._open = self._closed = self._last = self._closes = None
         self._head_commits = False
         self._producer = None
         self._do(doing)
 
     def _moved(self, *, weighty: bool = False) -> None:
+        self._clock_stage()
         self.version += 1
         self.weight += weighty
 
@@ -305,8 +401,12 @@ class _Totals:
 class Introspection:
     """The tasks of a process, and what they did lately."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, command: Command = "run") -> None:
         self.now = now
+        self.id = secrets.token_hex(8)
+        """Tells it from others, also from those of the same process."""
+        self.command = command
+        """What the process runs tasks for."""
         self._tasks: dict[tuple[TaskKindName, str], Activity] = {}
         self._transactions: deque[dict[str, Any]] = deque(maxlen=TRANSACTIONS_MAX)
         self._errors: deque[dict[str, Any]] = deque(maxlen=TRANSACTIONS_MAX)

@@ -12,6 +12,7 @@ a session left is removed when the next one starts Spark.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import shutil
@@ -31,6 +32,7 @@ from penstock.journal.state import JournalState
 from penstock.runtime import refusals, spark_slots
 from penstock.runtime.awaited import ENDPOINT, SPARK, SPARK_STARTS, Awaited
 from penstock.runtime.control import Control
+from penstock.runtime.introspection import START_SPARK
 from penstock.runtime.waiting import INTERRUPT_S, blocked, ignore_result, in_thread
 from penstock.scope import spark_scope
 from penstock.shuffle.delivery import Delivery
@@ -50,6 +52,9 @@ HANDOFF: Final = "=handoff"
 """The directory of the blob store for what jobs leave to each other; no collection has its name."""
 
 _AGAIN_S: Final = 0.2
+
+_SHOW_S: Final = 0.5
+"""Between two looks at how far a job is."""
 
 T = TypeVar("T")
 
@@ -88,6 +93,8 @@ class JobRunner:
         self._waits = control.waits
         self._activity = control.activity
         self._waits_for = blocked(waits_for, ENDPOINT)
+        self._is_looked_at = control.until_revision is not None
+        """Somebody waits for the end of it, and wants to see how far it is."""
         self._spark: SparkSession | None = None
         self.jobs_run = 0
 
@@ -100,8 +107,12 @@ class JobRunner:
     async def start(self, waiting_bytes: int) -> None:
         """Start Spark, unless that was done, for this many stored bytes."""
         if self._spark is None:
-            with self._waits.on(self._task, SPARK_STARTS):
-                spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
+            phase = self._activity.begins(START_SPARK)
+            try:
+                with self._waits.on(self._task, SPARK_STARTS):
+                    spark = await asyncio.to_thread(self._start_spark, waiting_bytes)
+            finally:
+                self._activity.completes(phase)
             await asyncio.to_thread(self._sweep, spark)
             self._spark = spark
 
@@ -148,7 +159,7 @@ class JobRunner:
                 "a Spark job keeps failing",
                 where=f"task {self._task}",
                 why=summarize_error(error),
-                fix="look at Spark's log; the task goes on from its last transaction",
+                fix="look at Spark's log; the task continues after its last transaction",
             ) from error
 
     async def _explain(self, reads: Reads) -> None:
@@ -191,6 +202,7 @@ class JobRunner:
 
         began, error = time.time(), None
         running = asyncio.ensure_future(asyncio.to_thread(grouped))
+        looking = asyncio.ensure_future(self._show(group)) if self._is_looked_at else None
         try:
             with spark_slots.used_by(self._task, group), self._waits.on(self._task, SPARK, look):
                 return await asyncio.shield(running)
@@ -201,8 +213,19 @@ class JobRunner:
             error = summarize_error(failed)
             raise
         finally:
+            if looking is not None:
+                looking.cancel()
+            self._activity.job_is_at(None)
             self.jobs_run += jobs
             self._activity.ran_job(group, began, jobs, error)
+
+    async def _show(self, group: str) -> None:
+        """Say again and again how far a job is, until cancelled."""
+        tracker = self.spark.sparkContext.statusTracker()
+        while True:
+            await asyncio.sleep(_SHOW_S)
+            with contextlib.suppress(Exception):  # the JVM may be gone: the job itself says so
+                self._activity.job_is_at(await in_thread(lambda: spark_slots.tasks(tracker, group)))
 
     # ----------------------------------------------------------------------------- between two jobs
 
@@ -229,18 +252,26 @@ class JobRunner:
             await asyncio.to_thread(_remove, self.spark, path)
 
     def _sweep(self, spark: SparkSession) -> None:
-        """Remove what earlier sessions have left, and none will ask for."""
+        """Remove what earlier sessions have left, and none will ask for.
+
+        A later one may be at work already, if this one has been fenced and does not know yet.
+        """
         if self._local.is_dir():
             for found in self._local.iterdir():
-                if found.name != str(self._epoch):
+                if _is_before(found.name, self._epoch):
                     shutil.rmtree(found, ignore_errors=True)
         directory = _handoff(spark, self._planner, self._local)
         if directory is not None:
             files, where = _hadoop(spark, directory)
             if files.exists(where):
                 for status in files.listStatus(where):
-                    if status.getPath().getName() != str(self._epoch):
+                    if _is_before(status.getPath().getName(), self._epoch):
                         files.delete(status.getPath(), True)
+
+
+def _is_before(name: str, epoch: int) -> bool:
+    """True if a directory is not of this session, nor of a later one."""
+    return not name.isdecimal() or int(name) < epoch
 
 
 def _handoff(spark: SparkSession, planner: Planner, local: Path) -> str | None:

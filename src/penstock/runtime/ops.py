@@ -81,6 +81,16 @@ _SECTIONS: Final[dict[str, Json]] = {
 }
 """Schemas of the sections that the kinds of tasks fill (`runtime/stats.py`)."""
 
+_PHASES: Final[Json] = {
+    "type": "object",
+    "properties": {
+        name: {"type": "number", "reduce": {"strategy": "sum"}}
+        for name in ("read", "startSpark", "stage", "commit")
+    },
+    "reduce": {"strategy": "merge"},
+}
+"""Seconds, by what was done (`introspection.Stage`). Documents of older releases have none."""
+
 _STATS_SCHEMA: Final[Json] = {
     "type": "object",
     "required": ["shard", "ts", "txnCount", "openSecondsTotal"],
@@ -99,6 +109,7 @@ _STATS_SCHEMA: Final[Json] = {
         "ts": {"type": "string", "format": "date-time"},
         "openSecondsTotal": {"type": "number", "reduce": {"strategy": "sum"}},
         "txnCount": {"type": "integer", "reduce": {"strategy": "sum"}},
+        "phases": _PHASES,
         **_SECTIONS,
     },
     "reduce": {"strategy": "merge"},

@@ -17,6 +17,7 @@ map into a `Recovered`.
     VK:{resource}                             least generation that may run          before apply
     CK:{resource}                             `backfill` of the catalog, as of then  before apply
     RK:{resource}                             request to fill it again that was met  before apply
+    leader                                    the process that runs the task         taking over
 
 **Hinted and committed.** A transaction's extents are *hinted* before anything visible
 happens, and *committed* when it counts. In between it may or may not have reached the endpoint:
@@ -163,6 +164,8 @@ _HINTED_CLOSE: Final = b"hinted-close"
 _LEAST_BACKFILL: Final = b"VK:"
 _SEEN_BACKFILL: Final = b"CK:"
 _MET_REQUEST: Final = b"RK:"
+LEADER: Final = b"leader"
+"""Says nothing of the task itself (`runtime.leadership`)."""
 
 _PREFIX_BYTES: Final = 3
 _CLOCK_BYTES: Final = 8

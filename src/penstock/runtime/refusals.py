@@ -74,7 +74,7 @@ async def find(
                         why="it was written under another schema than the one it is read under"
                         + "".join(f"; {other}" for other in violations[1:]),
                         fix="let the schema it is read under (readSchema) admit it, or read from "
-                        "a later time by notBefore; the task goes on from its last transaction",
+                        "a later time by notBefore; the task continues after its last transaction",
                     )
             await asyncio.sleep(0)  # let others use the event loop
     return None

@@ -12,6 +12,7 @@ Both name the epoch of step 1, so a task can be renamed back: only the newest mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.consensus.statelog import load as load_log
 from penstock.consensus.store import Consensus
 from penstock.errors import UserError
 from penstock.runtime.recovery import (
+    LEADER,
     Entries,
     Op,
     RecoveryMachine,
@@ -42,14 +44,20 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, int]).decode
 
 
-async def lead(store: Consensus, task: str, *, renamed_from: str | None = None) -> Log:
+Claim = Callable[[Entries], tuple[Op, ...]]
+"""What the entry that takes a log over says, decided on its state; raises to leave it alone."""
+
+
+async def lead(
+    store: Consensus, task: str, *, claim: Claim = lambda _: (), renamed_from: str | None = None
+) -> Log:
     """Take the task's recovery log over, and that of its old name before; raises `UserError`."""
-    move = None if renamed_from is None else await _moved(store, renamed_from, task)
-    log: Log = await StateLog.lead(store, recovery_key(task), RecoveryMachine())
+    move = None if renamed_from is None else await _moved(store, renamed_from, task, claim)
+    log: Log = await StateLog.lead(store, recovery_key(task), RecoveryMachine(), claim=claim)
     if move is not None and renamed_from is not None:
         origin = (renamed_from, move[1])
         if _read(log.state, _RENAMED_FROM) != origin:
-            await log.append(lambda _: _copy(move[0], origin))
+            await log.append(lambda state: (*_copy(move[0], origin), *claim(state)))
             failpoints.hit(_TAKEN)
     if (moved := _read(log.state, _MOVED_TO)) is not None:
         new = task_of(moved[0])
@@ -61,17 +69,17 @@ async def lead(store: Consensus, task: str, *, renamed_from: str | None = None) 
     return log
 
 
-async def _moved(store: Consensus, old: str, new: str) -> tuple[Entries, int] | None:
+async def _moved(store: Consensus, old: str, new: str, claim: Claim) -> tuple[Entries, int] | None:
     """The log of the old name, which has moved to the new one, and the epoch in which it did.
 
     None if nothing ever ran by the old name.
     """
     found = await load_log(store, recovery_key(old), RecoveryMachine())
-    if not found.state:
+    if not found.state.keys() - {LEADER}:
         return None
     if _read(found.state, _MOVED_TO) is None:
         await _check_unused(store, new, old)
-        log: Log = await StateLog.lead(store, recovery_key(old), RecoveryMachine())
+        log: Log = await StateLog.lead(store, recovery_key(old), RecoveryMachine(), claim=claim)
         epoch = log.leads or 0
         await log.append(
             lambda state: (
@@ -110,7 +118,7 @@ def _copy(state: Entries, origin: tuple[str, int]) -> tuple[Op, ...]:
         *(
             ("put", key, value)
             for key, value in sorted(state.items())
-            if key not in (_MOVED_TO, _RENAMED_FROM)
+            if key not in (_MOVED_TO, _RENAMED_FROM, LEADER)
         ),
         ("put", _RENAMED_FROM, _encode(origin)),
     )

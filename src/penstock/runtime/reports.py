@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,7 +31,7 @@ from penstock.consensus.statelog import StateLog
 from penstock.consensus.statelog import load as load_log
 from penstock.consensus.store import Consensus
 from penstock.errors import PenstockError
-from penstock.runtime.introspection import Introspection, TaskReport
+from penstock.runtime.introspection import Command, Introspection, TaskReport
 from penstock.runtime.ops import TaskKindName
 
 _log = logging.getLogger("penstock.runtime")
@@ -69,6 +68,7 @@ class ProcessReport(Struct, frozen=True, kw_only=True):
     """Tells it from a later process with the same pid."""
     since: float
     beat: float
+    command: Command = "run"
 
     @property
     def name(self) -> str:
@@ -203,6 +203,18 @@ def is_alive(process: ProcessReport, now: float) -> bool:
     return not is_silent(process, now)
 
 
+def runs_tasks_here(process: ProcessReport) -> bool | None:
+    """Return whether a process of this machine runs tasks, as the system knows without a clock.
+
+    None if it is of another machine, or suspended: then its heartbeat tells.
+    """
+    if process.machine != _machine() or _is_suspended(process.pid):
+        return None
+    if process.pid == os.getpid() and process.started == _started(process.pid):
+        return process.id in _reporting_here
+    return _started(process.pid) == process.started
+
+
 def is_silent(process: ProcessReport, now: float) -> bool:
     """True if the process should have been heard of since."""
     return now - process.beat > SILENT_S
@@ -216,13 +228,34 @@ async def reporting(store: Consensus, introspection: Introspection) -> AsyncIter
     """Within this, other processes can see what the tasks of this one do."""
     reporter = _Reporter(store, introspection)
     running = asyncio.create_task(reporter.run(), name="reports")
+    _reporting_here.add(introspection.id)
     try:
         yield
     finally:
+        _reporting_here.discard(introspection.id)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
         await reporter.leave()
+
+
+_reporting_here: Final = set[str]()
+"""Those of this process that run tasks now: a process may do so several times."""
+
+
+def process_of(introspection: Introspection, since: float | None = None) -> ProcessReport:
+    """Return who runs the tasks that this shows, as of now."""
+    now = introspection.now()
+    return ProcessReport(
+        id=introspection.id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        machine=_machine(),
+        started=_started(os.getpid()),
+        since=now if since is None else since,
+        beat=now,
+        command=introspection.command,
+    )
 
 
 class _Reporter:
@@ -232,7 +265,6 @@ class _Reporter:
         self._store = store
         self._introspection = introspection
         self._since = introspection.now()
-        self._id = secrets.token_hex(8)
         self._log: StateLog[Reported, Said | Left] | None = None
         self._sent: dict[Key, tuple[int, int]] = {}
         """Version and weight of what was sent."""
@@ -268,7 +300,8 @@ class _Reporter:
                 changed.append(activity.report())
         gone = tuple(key for key in self._sent if key not in versions)
         self._began_to_write = True
-        await self._append(Said(process=self._process(), tasks=tuple(changed), gone=gone))
+        process = process_of(self._introspection, self._since)
+        await self._append(Said(process=process, tasks=tuple(changed), gone=gone))
         self._sent = versions
         self._wrote_at = self._introspection.now()
 
@@ -281,7 +314,7 @@ class _Reporter:
         self._log = None  # a write that was cancelled may have landed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDING_S):
-                await self._append(Left(process=self._id, failed=failed))
+                await self._append(Left(process=self._introspection.id, failed=failed))
 
     async def _append(self, diff: Said | Left) -> None:
         try:
@@ -294,17 +327,6 @@ class _Reporter:
                 _log.info("penstock status will not show this process: %s", error.what)
             self._refused = True
 
-    def _process(self) -> ProcessReport:
-        return ProcessReport(
-            id=self._id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            machine=_machine(),
-            started=_started(os.getpid()),
-            since=self._since,
-            beat=self._introspection.now(),
-        )
-
 
 def _machine() -> str:
     """Return what processes share that see each other's pids."""
@@ -312,6 +334,12 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     return socket.gethostname()
+
+
+def _is_suspended(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def _started(pid: int) -> str:

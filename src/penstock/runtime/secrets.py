@@ -80,5 +80,5 @@ def _value(found: re.Match[str], at: str, where: str, environ: Mapping[str, str]
             f"the file {name} cannot be read",
             where=place,
             why=getattr(error, "strerror", None) or type(error).__name__,
-            fix=f"write the value to {name}, readable by whoever runs the task",
+            fix=f"write the value to {name}, readable by the user who runs the task",
         ) from None

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol
 
 from penstock import failpoints
+from penstock.consensus.statelog import Fenced
 from penstock.consensus.store import Consensus
 from penstock.errors import Bug
 from penstock.garbage import gc_paused
@@ -45,11 +46,12 @@ from penstock.model.clock import Clock, Producer, duration
 from penstock.model.json_order import Json
 from penstock.model.spec import CollectionSpec
 from penstock.native.arrow import to_arrow
-from penstock.runtime import apply_loop, ops, renames
+from penstock.runtime import apply_loop, leadership, ops, renames
 from penstock.runtime.awaited import STORE, Awaited
 from penstock.runtime.connector.common import Applied
 from penstock.runtime.control import Control
 from penstock.runtime.introspection import Introspection
+from penstock.runtime.leadership import IfBusy
 from penstock.runtime.machine import L, LeaderMachine, Stepped
 from penstock.runtime.protocol import (
     Action,
@@ -68,8 +70,10 @@ from penstock.runtime.protocol import (
     WriteStats,
 )
 from penstock.runtime.pruning import Pruning, pruned
-from penstock.runtime.recovery import NO_INTENTS, Layout, Persist, Recovered
+from penstock.runtime.recovery import NO_INTENTS, Layout, Op, Persist, Recovered, log_name
 from penstock.runtime.renames import Log
+from penstock.runtime.reports import process_of
+from penstock.runtime.stats import with_phases
 from penstock.runtime.tail import Committing
 from penstock.servicekit.logs import fields
 
@@ -167,26 +171,42 @@ class RunnableTask(Protocol):
 class Recorder:
     """Appends records to the recovery log, one at a time."""
 
+    task: str
     log: Log
     layout: Layout
     seq_no: int = 0
 
     @classmethod
     async def lead(
-        cls, task: str, layout: Layout, world: World, *, renamed_from: str | None = None
+        cls,
+        task: RunnableTask,
+        layout: Layout,
+        world: World,
+        control: Control,
+        *,
+        renamed_from: str | None = None,
     ) -> Recorder:
-        """Take a task's recovery log over, and drop what a raised backfill makes obsolete."""
-        recorder = await cls.take_over(task, world, renamed_from=renamed_from)
-        await recorder.lay_out(layout)
+        """Take a task's recovery log over, and drop what a raised backfill makes obsolete.
+
+        What is done about a living process that runs the task, `control` says.
+        """
+        recorder = await cls.take_over(task, world, control, renamed_from=renamed_from)
+        with control.waits.on(task.name, STORE):
+            await recorder.lay_out(layout)
         return recorder
 
     @classmethod
     async def take_over(
-        cls, task: str, world: World, *, renamed_from: str | None = None
+        cls,
+        task: RunnableTask,
+        world: World,
+        control: Control,
+        *,
+        renamed_from: str | None = None,
     ) -> Recorder:
         """Take a task's recovery log over, which decides how it is laid out (`lay_out`)."""
-        store = world.preview_store or world.planner.journals.store
-        recorder = cls(await renames.lead(store, task, renamed_from=renamed_from), Layout({}))
+        log = await _led(task, world, control, renamed_from)
+        recorder = cls(task.name, log, Layout({}))
         failpoints.hit(_LEADS)
         return recorder
 
@@ -197,7 +217,7 @@ class Recorder:
         """
         self.layout = layout
         if moved := layout.rename(self.log.state, renamed or {}):
-            await self.log.append(lambda _: moved)
+            await self._append(moved)
             failpoints.hit(_MOVED)
         await self._supersede()
 
@@ -221,12 +241,19 @@ class Recorder:
     async def append(self, record: Persist) -> None:
         with gc_paused():
             encoded = self.layout.encode(record, self.log.state)
-        await self.log.append(lambda _: encoded)
+        await self._append(encoded)
+
+    async def _append(self, record: tuple[Op, ...]) -> None:
+        try:
+            await self.log.append(lambda _: record)
+        except Fenced as error:
+            by = leadership.leader_of(self.log.state)
+            raise leadership.taken_over(self.task, by) from error
 
     async def _supersede(self) -> None:
         """Drop positions of tables that are to be emptied: before they are, and for good."""
         if superseded := self.layout.supersede(self.log.state):
-            await self.log.append(lambda _: superseded)
+            await self._append(superseded)
             if any(what == "del" for what, _, _ in superseded):
                 failpoints.hit(_SUPERSEDED)
 
@@ -238,9 +265,35 @@ class Recorder:
             recovered, world.planner, collections, now=world.now(), options=world.pruning
         )
         if forgotten := self.layout.forget(self.log.state, kept.committed_frontier):
-            await self.log.append(lambda _: forgotten)
+            await self._append(forgotten)
             _log.info("forgot the positions of %d writers of long ago", len(forgotten))
         return kept
+
+
+async def _led(task: RunnableTask, world: World, control: Control, renamed_from: str | None) -> Log:
+    """Take a task's recovery log over, when the process that runs the task lets it, or is gone."""
+    store = world.preview_store or world.planner.journals.store
+    name, me = log_name(task.kind, task.name), process_of(world.introspection)
+    gone: str | None = None
+    watch: leadership.Watch | None = None
+    while True:
+        try:
+            with control.waits.on(task.name, STORE):
+                claim = leadership.claim(me, gone)
+                return await renames.lead(store, name, claim=claim, renamed_from=renamed_from)
+        except leadership.Led as led:
+            leader = led.leader
+        todo = leadership.verdict(
+            leader, if_busy=control.if_busy, takes_from_up=control.takes_from_up
+        )
+        watch = watch or leadership.Watch(store, name, *([renamed_from] if renamed_from else []))
+        if todo is not IfBusy.TAKE_OVER:
+            with control.waits.on(task.name, leadership.awaited(leader)):
+                if todo is IfBusy.WAIT:
+                    await watch.until_free(leader)
+                elif await watch.settled(leader):
+                    raise leadership.busy(task.name, leader)
+        gone = leader.id
 
 
 async def run_applies(
@@ -471,8 +524,9 @@ class SessionLoop(abc.ABC, Generic[L]):
             case PersistRecord():
                 return await self._persist(action)
             case WriteStats(document=document):
+                timed = with_phases(document, self.control.activity.untold_stage_seconds())
                 with self.waiting(STORE):
-                    return StatsWritten(await self.publisher.publish_stats(document))
+                    return StatsWritten(await self.publisher.publish_stats(timed))
             case WriteIntents(intents=intents):
                 with self.waiting(STORE):
                     await self.publisher.write_intents(intents)

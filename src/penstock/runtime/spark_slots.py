@@ -60,6 +60,17 @@ def missing(context: SparkContext, group: str) -> Awaited | None:
     return spark_slots(dict(holders))
 
 
+def tasks(tracker: StatusTracker, group: str) -> tuple[int, int] | None:
+    """Return how many tasks of a group's newest job are done, and of how many; blocks a moment."""
+    jobs = tracker.getJobIdsForGroup(group)
+    job = tracker.getJobInfo(max(jobs)) if jobs else None
+    found = [tracker.getStageInfo(stage) for stage in job.stageIds] if job is not None else []
+    stages = [stage for stage in found if stage is not None]
+    if not stages:
+        return None
+    return sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages)
+
+
 def _stages(tracker: StatusTracker, group: str) -> set[int]:
     jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
     return {stage for job in jobs if job is not None for stage in job.stageIds}

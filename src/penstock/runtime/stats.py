@@ -8,6 +8,7 @@ section that the kind fills (`materialize/stats.py`); `runtime/ops.py` has its s
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,6 +17,9 @@ from penstock.model.json_order import Json
 from penstock.runtime.ops import TaskKindName
 
 _SECOND: Final = duration(1)
+
+_LEAST_S: Final = 0.001
+"""Seconds of a phase that are worth a word."""
 
 Section = Literal["capture", "derive", "materialize"]
 """The member of the document that a kind fills."""
@@ -69,6 +73,14 @@ def transaction_stats(
         "txnCount": 1,
         section: content,
     }
+
+
+def with_phases(document: dict[str, Json], seconds: Mapping[str, float]) -> dict[str, Json]:
+    """Return the document with where the time went since the one before: by phase, in seconds."""
+    phases: dict[str, Json] = {
+        phase: round(lasted, 3) for phase, lasted in seconds.items() if lasted >= _LEAST_S
+    }
+    return {**document, "phases": phases} if phases else document
 
 
 def rfc3339(clock: Clock) -> str:

@@ -19,6 +19,7 @@ from typing import Final
 
 from penstock.consensus.store import ConsensusError
 from penstock.errors import PenstockError, Unavailable
+from penstock.runtime.awaited import IN_REPORT
 from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.control import Control, StoppedEarly
 from penstock.runtime.requests import obey
@@ -38,6 +39,14 @@ class Patience:
 
     failures_max: int | None = None
     """None: any number."""
+    unread_s_max: float | None = None
+    """Seconds for which sessions may fail that read nothing at all; None: for ever. A source that
+    does not answer may take minutes to be given up."""
+
+    def is_over(self, failures: int, unread_s: float) -> bool:
+        """True if no further session is to follow so many failures, in so long."""
+        too_long = self.unread_s_max is not None and unread_s > self.unread_s_max
+        return failures == self.failures_max or too_long
 
 
 async def supervise(
@@ -54,13 +63,15 @@ async def supervise(
         await control.stoppable(_supervised(task, world, control, patience))
     except StoppedEarly:
         if not control.nothing_to_finish:
-            _log.warning("%s: stopped; what was under way is run again the next time", task.name)
+            _log.warning("%s: stopped; its open transaction is run again the next time", task.name)
 
 
 async def _supervised(
     task: RunnableTask, world: World, control: Control, patience: Patience
 ) -> None:
     failures = 0
+    loop = asyncio.get_running_loop()
+    reading_at = loop.time()
     async with _kept_log(task, world), _obedient(task, world, control):
         while not control.is_stopping():
             control.nothing_to_finish = True
@@ -72,22 +83,24 @@ async def _supervised(
                 if ended is Ended.STOPPED and not control.begins_anew:
                     return
                 if ended is Ended.REPLAYED:
-                    _log.info("%s: replayed the transaction that was under way", task.name)
-                failures = 0
+                    _log.info("%s: replayed the transaction that was open", task.name)
+                failures, reading_at = 0, loop.time()
                 continue
             except PenstockError as error:
                 if control.is_stopping() and is_transient(error):
-                    _log.warning("%s: %s; not tried again", task.name, _one_line(error))
+                    _log.warning("%s: %s; not tried again", task.name, one_line(error))
                     return
                 failures = failures + 1 if control.transactions == committed else 1
-                if not is_transient(error) or failures == patience.failures_max:
-                    _log.error("%s: %s", task.name, _one_line(error))
+                if control.activity.has_read:
+                    reading_at = loop.time()
+                if not is_transient(error) or patience.is_over(failures, loop.time() - reading_at):
                     raise
                 wait_s = min(_WAIT_S * 2 ** (failures - 1), _WAIT_S_MAX)
                 wait_s *= random.uniform(0.5, 1)  # noqa: S311 - spreads tasks
                 if isinstance(error, ConnectorError):
                     wait_s = max(wait_s, error.retry_after_s)
-                _log.warning("%s: %s; trying again in %.1f s", task.name, _one_line(error), wait_s)
+                again = "%s: %s; trying again in %.1f s"
+                _log.warning(again, task.name, one_line(error), wait_s, extra={IN_REPORT: True})
                 control.activity.fails(error, count=failures, retry_in_s=wait_s)
             control.nothing_to_finish = True
             await control.pause(wait_s)
@@ -130,5 +143,6 @@ def is_transient(error: BaseException) -> bool:
             return False
 
 
-def _one_line(error: PenstockError) -> str:
+def one_line(error: PenstockError) -> str:
+    """Return what and why, for a log."""
     return f"{error.what}{f' ({error.why})' if error.why else ''}"

@@ -40,7 +40,7 @@ LEVELS: Final = {
 }
 """Levels as a catalog spells them."""
 
-_TASK: ContextVar[str | None] = ContextVar("penstock-task", default=None)
+_TASK: ContextVar[tuple[ops.TaskKindName, str] | None] = ContextVar("penstock-task", default=None)
 _log = logging.getLogger("penstock.runtime")
 
 
@@ -54,7 +54,7 @@ class _Collector(logging.Handler):
         self.documents: deque[dict[str, Json]] = deque(maxlen=RECORDS_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _TASK.get() != self._task:
+        if _TASK.get() != (self._kind, self._task):
             return
         instant = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         document: dict[str, Json] = {
@@ -86,11 +86,14 @@ async def task_log(
     now: Callable[[], Clock],
     entropy: Callable[[int], bytes],
 ) -> AsyncIterator[None]:
-    """Within this, the task's log is kept."""
+    """Within this, the task's log is kept; within another one of the same task, by that one."""
+    if _TASK.get() == (kind, task):
+        yield
+        return
     collector = _Collector(kind, task, level)
     root = logging.getLogger("penstock")
     root.addHandler(collector)
-    token = _TASK.set(task)
+    token = _TASK.set((kind, task))
     writer = _Writer(planner, collector, kind=kind, task=task, now=now, entropy=entropy)
     flushing = asyncio.create_task(writer.run(), name="task log")
     try:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from penstock.runtime.awaited import Awaited, Wait
+from penstock.runtime.awaited import IN_REPORT, Awaited, Wait
 
 _log = logging.getLogger("penstock.runtime")
 
@@ -121,7 +121,14 @@ class Waits:
         waited_s = max(time.time() - began, 0.0)
         if told_at and waited_s < 2 * told_at:
             return told_at
-        _log.warning("%s waits for %s, for %.0f s now; %s", task, found.what, waited_s, found.fix)
+        _log.warning(
+            "%s waits for %s, for %.0f s now; %s",
+            task,
+            found.what,
+            waited_s,
+            found.fix,
+            extra={IN_REPORT: True},
+        )
         return max(waited_s, REPORT_S)
 
 

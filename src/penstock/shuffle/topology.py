@@ -148,7 +148,7 @@ class Topology:
                 self.reads[key] = read
                 reads.append(read)
         if again:
-            self.notices.append(f"journal {name} was created again, and is read anew")
+            self.notices.append(f"journal {name} was created again, and is read from its beginning")
         return reads
 
     def _start_read(self, history: History, binding: Binding) -> Read:
@@ -166,7 +166,7 @@ class Topology:
         if read.gap and floor:
             self.notices.append(
                 f"journal {history.name}: offsets {floor} to {history.state.begin} were removed "
-                f"before binding {binding.index} has read them; it goes on behind them"
+                f"before binding {binding.index} has read them; it continues after them"
             )
         return read
 
@@ -194,7 +194,7 @@ class Topology:
             self.lossy = True
             self.notices.append(
                 f"journal {read.history.name}: offsets {position} to {read.position} were removed "
-                f"while binding {read.binding.index} was reading; it goes on behind them"
+                f"while binding {read.binding.index} was reading; it continues after them"
             )
 
     def _drop(self, history: History) -> None:

@@ -32,6 +32,12 @@ _QUICKER: Final = ("apply",)
 
 OWN_SPARK: Final = "--own-spark"
 
+COMMON_VALUES: Final = frozenset(
+    ("--data", "--consensus", "--blob", "--catalog", "--master", "--conf", "--log-level")
+)
+COMMON_FLAGS: Final = frozenset(("--log-json", "--json", "--debug"))
+"""The common options, which may stand before the command, too."""
+
 READY_S: Final = 10.0
 """Seconds until the command is run here instead."""
 
@@ -46,6 +52,7 @@ class _RunHere(Exception):
 
 def run_elsewhere(arguments: Sequence[str]) -> int | None:
     """Run a command in a process that has Spark, and return its exit code; None: run it here."""
+    arguments = command_first(arguments)
     if not _wanted(arguments):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,6 +68,22 @@ def run_elsewhere(arguments: Sequence[str]) -> int | None:
         return None
     finally:
         connection.close()
+
+
+def command_first(arguments: Sequence[str]) -> list[str]:
+    """Move common options from before the command to after it: `--data x run`, `run --data x`."""
+    at = 0
+    while at < len(arguments):
+        name, equals, _ = arguments[at].partition("=")
+        if name in COMMON_VALUES:
+            at += 1 if equals else 2
+        elif arguments[at] in COMMON_FLAGS:
+            at += 1
+        else:
+            break
+    if at >= len(arguments) or arguments[at].startswith("-"):
+        return list(arguments)
+    return [arguments[at], *arguments[:at], *arguments[at + 1 :]]
 
 
 def _wanted(arguments: Sequence[str]) -> bool:
@@ -193,6 +216,6 @@ def _ended(channel: wire.Channel) -> int:
         return code
     _say(
         "penstock: the process whose Spark this command used has ended, and the command with it\n"
-        "  fix   run it again: it goes on from the last transaction"
+        "  fix   run it again: it continues after the last transaction"
     )
     return 1

@@ -266,9 +266,9 @@ def test_a_topic_that_was_created_anew_is_another_topic(broker: Broker, looks_of
         broker.delete(topic)
         broker.create(1, name=topic)
         broker.produce(topic, [record(2), record(3)])
-        with pytest.raises(ConnectorError, match=r"created anew|no such topic"):
+        with pytest.raises(ConnectorError, match=r"recreated|no such topic"):
             reader.until(opened, Idle.END)
-    with pytest.raises(ConnectorError, match="deleted and created anew") as refused:
+    with pytest.raises(ConnectorError, match="deleted and recreated") as refused:
         reader.drain()
     assert not refused.value.transient
     assert "backfill" in str(refused.value.fix)

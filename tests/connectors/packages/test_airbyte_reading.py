@@ -183,7 +183,7 @@ def test_streams_that_nobody_reads_and_texts_are_for_the_log() -> None:
         reading.take(line)
     reading.take(b'{"type": "LOG", "log": {"level": "WARN", "message": "careful"}}')
     assert reading.logs == [
-        (20, "nobody reads the stream zz"),
+        (20, "no binding reads the stream zz"),
         (20, "plain words"),
         (30, "careful"),
     ]

@@ -84,7 +84,7 @@ def test_a_stream_is_known_by_both_of_its_names_unless_another_one_has_it_too() 
     reading = SingerReading(streams, None, unread(twins, streams))
     take(reading, tapped(1, "x-a"), tapped(2, "y-a"), bookmark({"n": 1}))
     assert given(reading) == ({0: [1]}, {"n": 1})
-    assert reading.logs == [(20, "nobody reads the stream y-a")]
+    assert reading.logs == [(20, "no binding reads the stream y-a")]
     with pytest.raises(UnknownStream):
         take(reading, tapped(3, "a"))
     with pytest.raises(UnknownStream):

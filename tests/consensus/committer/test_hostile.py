@@ -349,7 +349,7 @@ async def test_places_are_limited_and_a_refusal_names_the_limit(tmp_path: Path) 
                     told = await somebody.send("Truncate", b"")
                     if isinstance(told, Told):
                         break
-            assert "2 calls are under way, 2 is the limit" in told.details
+            assert "2 calls are in progress, 2 is the limit" in told.details
             for call in (*waiting, second, fourth):
                 call.cancel()
         assert daemon.terminate() == 0

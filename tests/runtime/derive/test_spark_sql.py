@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from penstock.model.spec import CollectionSpec
 from penstock.runtime.derive.mistakes import Mistake
 from penstock.runtime.derive.spark_sql import SparkLambda, check_views, judge_lambda
-from support.spark_lambdas import LAST, LINEAR, SOURCE, SUMS, VIEWS
+from support.spark_lambdas import INTEGER, LAST, LINEAR, NUMBER, SOURCE, SUMS, VIEWS
+from support.specs import collection
 
 
 def judge(
@@ -298,6 +299,60 @@ WRONG: list[tuple[str, str, str, str | None]] = [
         None,
     ),
 ]
+
+
+PRICED = collection(
+    "acme/priced",
+    {"id": INTEGER, "price": {"type": "string", "format": "number"}, "rate": NUMBER},
+)
+TOTALS = collection(
+    "acme/totals",
+    {"id": INTEGER, "price": {"type": "string", "format": "number", "reduce": {"strategy": "sum"}}},
+    reduce={"strategy": "merge"},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("select id, -price as price from source", "price as"),
+        ("select id, price * 2 as price from source", "price *"),
+        ("select id, sum(price) as price from source group by id", "price) as"),
+        ("select id, max(price) as price from source group by id", "price) as"),
+        ("select id, coalesce(price, 0.0) as price from source", "price, 0"),
+        (
+            "select id, case when rate > 1 then price else rate end as price from source",
+            "price else",
+        ),
+        ("with c as (select id, price as p from source) select id, p + 1 as price from c", "p + 1"),
+        (
+            "select id, price from source "
+            "union all select id, -cast(price as decimal(38,2)) from source",
+            "price as decimal",
+        ),
+    ],
+)
+def test_text_that_writes_a_number_is_not_added_as_a_double(text: str, at: str) -> None:
+    found = judge_lambda(text, source=PRICED, target=TOTALS, views={}, nonlinear=False)
+    assert isinstance(found, list)
+    (mistake,) = [each for each in found if "writes a number" in each.message]
+    assert mistake.code == "E-LAMBDA"
+    assert text[mistake.offset :].startswith(at)
+    assert "decimal" in (mistake.hint or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select id, price from source",
+        "select id, coalesce(price, '0') as price from source",
+        "select id, sum(cast(price as decimal(38,2))) as price from source group by id",
+        "select id, case when cast(price as int) > 1 then price else '0' end as price from source",
+    ],
+)
+def test_text_that_writes_a_number_may_be_copied_and_cast(text: str) -> None:
+    found = judge_lambda(text, source=PRICED, target=TOTALS, views={}, nonlinear=False)
+    assert isinstance(found, SparkLambda), found
 
 
 @pytest.mark.parametrize(("text", "at", "message", "hint"), WRONG, ids=[w[2] for w in WRONG])

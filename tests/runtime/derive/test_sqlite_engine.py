@@ -89,6 +89,35 @@ def test_a_value_goes_in_by_its_type_and_comes_back(
     ]
 
 
+MONEY = {"type": "string", "format": "number"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "want"),
+    [
+        ("decimal_add($a, $b)", "0.3"),
+        ("decimal_sub($a, $b)", "-0.1"),
+        ("decimal_mul($a, '0.050')", "0.0050"),
+        ("decimal_sub($a, '0.10')", "0.00"),
+        ("decimal_cmp($a, '0.10')", "0"),
+        ("decimal_cmp('10', '9')", "1"),
+        ("decimal_add($a, null)", None),
+        ("(select decimal_sum(column1) from (values ($a), ($b), ('1e2'), (null)))", "100.3"),
+        ("$a", "0.1"),
+        ("3", "3"),
+        ("1e2", "100"),
+    ],
+)
+def test_money_is_added_exactly_and_written_as_text(expression: str, want: str | None) -> None:
+    made = run(
+        f"select {expression} as total",
+        [{"id": 1, "a": "0.10", "b": "0.2"}],
+        {**ID, "a": MONEY, "b": MONEY},
+        {"id": {"type": "integer"}, "total": MONEY},
+    )
+    assert made == [{"total": want}]
+
+
 def test_what_is_absent_is_null_and_null_is_a_member() -> None:
     assert run(
         "select $id, $a$b, $a$b is null as n",
@@ -195,6 +224,16 @@ def test_rows_come_in_the_order_of_documents_statements_and_rows() -> None:
         ),
         pytest.param("select $n", {"n": 10**400}, 1, "beyond every REAL", id="beyond doubles"),
         pytest.param("select $i", {"i": "9" * 30}, 1, "30 digits", id="digits beyond 64 bits"),
+        pytest.param(
+            "select $m", {"m": "12345678901234567890.12"}, 1, "decimal_add", id="digits of money"
+        ),
+        pytest.param(
+            "select decimal_add(iif($s = '{}', 1, $s), 1)",
+            {"s": "ten"},
+            1,
+            "expects numbers",
+            id="words",
+        ),
         pytest.param("select $s", {"s": "\ud800"}, 1, "UTF-8", id="a lone surrogate"),
         pytest.param("select cast(x'ff' as text) as s", {}, 1, "UTF-8", id="text that is none"),
     ],
@@ -204,7 +243,7 @@ def test_an_error_names_the_document_and_the_line(
 ) -> None:
     source = {
         **ID, "s": {"type": "string"}, "n": {"type": "number"},
-        "i": {"type": "string", "format": "integer"},
+        "i": {"type": "string", "format": "integer"}, "m": MONEY,
     }  # fmt: skip
     with pytest.raises(LambdaFailed) as failed:
         run(code, [{"id": 1, "s": "{}"}, {"id": 1, "s": "{}"} | document], source)

@@ -63,7 +63,7 @@ def _proposal(
     note = None
     if key is None:
         schema["required"] = [*schema.get("required", []), "_meta"]
-        note = "no member looks like a key: documents are told apart by file and row"
+        note = "no member looks like a key: documents are identified by file and row"
     return Discovered(
         name=name.lower(),
         resource={"path": path},

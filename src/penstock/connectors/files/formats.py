@@ -133,7 +133,7 @@ def _check(reading: FileReading, file: Found) -> None:
     raise ConnectorError(
         "a file vanished while it was read" if now is None else "a file changed while it was read",
         where=reading.place.name(file.path),
-        why="it was listed, and is not there any more"
+        why="it was listed, but is gone"
         if now is None
         else f"it had {file.size:,} bytes when it was listed, and has {now.size:,} now",
         fix="write files under another name, and rename them when they are complete",

@@ -46,9 +46,6 @@ SEQUENCE_BYTES_MAX: Final = 2 << 30
 SEQUENCE_FILES_MAX: Final = 10_000
 
 
-_CHARACTER: Final[dict[str, Json]] = {"type": "string", "maxLength": 1, "title": "one character"}
-
-
 class Files:
     """The connector (`Capture`)."""
 
@@ -66,26 +63,32 @@ class Files:
                 "type": "number",
                 "exclusiveMinimum": 0,
                 "title": "a number of seconds",
-                "description": "Time between two listings. Local changes are noticed at once.",
+                "description": "Time between two listings: by default 30, or 10 for a URL. Changes "
+                "of a local directory are noticed at once.",
                 "examples": [30],
             },
             "settle": {
                 "type": "number",
                 "minimum": 0,
+                "default": 1,
                 "title": "a number of seconds",
-                "description": "Files that changed later than this ago are left alone for now.",
+                "description": "A file is read once it has not changed for this long.",
                 "examples": [1],
             },
             "onChanged": {
                 "enum": ["stop", "ignore"],
+                "default": "stop",
                 "title": "stop or ignore",
-                "description": "What to do about a file that changed after it was read.",
+                "description": "What to do if a file changed after it was read: stop the capture, "
+                "or warn and keep what was read.",
                 "examples": ["ignore"],
             },
             "monotonic": {
                 "type": "boolean",
+                "default": False,
                 "title": "true or false",
-                "description": "No new file is older than one that was read: remember less.",
+                "description": "Set it if no new file is ever older than one that was read: then "
+                "less is remembered.",
                 "examples": [True],
             },
         },
@@ -98,27 +101,55 @@ class Files:
                 "pattern": "^(?!/)",
                 "title": "a path or a pattern; below the path of the endpoint, so without a slash "
                 "at its beginning",
-                "description": "A file, a directory with all that is below it, or a pattern.",
+                "description": "A file, a directory with all that is in it, or a pattern: `*` is "
+                "any part of a name, `**` any directories.",
                 "examples": ["orders/*.jsonl"],
             },
             "format": {
                 "enum": ["jsonl", "csv", "parquet"],
                 "title": "a format",
-                "description": "The format of the files; their names say it if this is absent.",
+                "description": "jsonl, csv or parquet; by default the names of the files tell.",
                 "examples": ["csv"],
             },
             "csv": {
                 "type": "object",
                 "title": "options of CSV files",
-                "description": "delimiter, quote, header, columns and nulls.",
+                "description": "How CSV files are written.",
                 "examples": [{"delimiter": ";"}],
                 "additionalProperties": False,
                 "properties": {
-                    "delimiter": {**_CHARACTER, "minLength": 1},
-                    "quote": _CHARACTER,
-                    "header": {"type": "boolean"},
-                    "columns": {"type": "array", "items": {"type": "string"}},
-                    "nulls": {"type": "array", "items": {"type": "string"}},
+                    "delimiter": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": 1,
+                        "title": "one character",
+                        "description": "Between fields: a comma by default, a tab in .tsv files.",
+                    },
+                    "quote": {
+                        "type": "string",
+                        "maxLength": 1,
+                        "default": '"',
+                        "title": "one character",
+                        "description": "Around fields; inside of them it is doubled.",
+                    },
+                    "header": {
+                        "type": "boolean",
+                        "default": True,
+                        "title": "true or false",
+                        "description": "The first line has the names of the columns.",
+                    },
+                    "columns": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "title": "a list of names",
+                        "description": "The names of the columns, if there is no header.",
+                    },
+                    "nulls": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "title": "a list of texts",
+                        "description": "Fields that mean absent; by default, empty ones.",
+                    },
                 },
             },
         },

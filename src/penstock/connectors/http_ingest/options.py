@@ -79,23 +79,33 @@ CONFIG: Final = ConfigSchema(
             "examples": ["${env:INGEST_TOKEN}"],
         },
         "tokenFile": _file(
-            "Tokens with names, path prefixes and expiry, as of other services; writers may send.",
+            "Several tokens with names, path prefixes and expiry, instead of one token.",
             "/etc/penstock/ingest.tokens",
         ),
         "certFile": _file("The certificate chain, in PEM.", "/etc/penstock/ingest.pem"),
         "keyFile": _file("The certificate's private key, in PEM.", "/etc/penstock/ingest.key"),
         "maxBodyBytes": _whole(
-            "bytes", 4 << 20, "The size of a request's body; beyond, 413.", most=4 * TEXT_MAX
+            "bytes", 4 << 20, "Size of the body of a request; beyond, 413.", most=4 * TEXT_MAX
         ),
-        "maxDocuments": _whole("documents", 10_000, "In one request; beyond, 413."),
-        "maxConnections": _whole("connections", 1024, "An idle one makes room for a new one."),
-        "maxInflightBytes": _whole("bytes", 64 << 20, "That wait for a commit; beyond, 429."),
+        "maxDocuments": _whole("documents", 10_000, "Documents in one request; beyond, 413."),
+        "maxConnections": _whole(
+            "connections", 1024, "An idle connection makes room for a new one."
+        ),
+        "maxInflightBytes": _whole(
+            "bytes", 64 << 20, "Bytes that are read or wait for a commit; beyond, 429."
+        ),
         "maxInflightRequests": _whole(
-            "requests", 1024, "That wait for a commit; beyond, 429.", most=50_000
+            "requests", 1024, "Requests that wait for a commit; beyond, 429.", most=50_000
         ),
-        "requestsPerSecond": _whole("requests", 1000, "For all clients together; beyond, 429."),
-        "headerTimeout": _seconds(10, "For the headers of a request, and a TLS handshake."),
-        "bodyTimeout": _seconds(30, "For the body of a request; beyond, 408."),
+        "requestsPerSecond": {
+            "type": "integer",
+            "minimum": 1,
+            "title": "a number of requests, 1 or more",
+            "description": "Of all clients together; beyond, 429. No limit by default.",
+            "examples": [1000],
+        },
+        "headerTimeout": _seconds(10, "Time for the headers of a request, and a TLS handshake."),
+        "bodyTimeout": _seconds(30, "Time for the body of a request; beyond, 408."),
     }
 )
 RESOURCE: Final = ConfigSchema(

@@ -71,7 +71,7 @@ CONFIG_SCHEMA: Final = ConfigSchema(
         ),
         "sasl": _group(
             "a mapping of mechanism, username and password",
-            "How to log in. Without it, nobody logs in.",
+            "How to log in. Without it, there is no login.",
             {
                 "mechanism": {
                     "type": "string",

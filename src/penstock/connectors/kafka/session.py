@@ -230,7 +230,7 @@ class KafkaSession:
         match verdict:
             case Recreated(why=why):
                 raise ConnectorError(
-                    "the topic was deleted and created anew", where=where, why=why, fix=anew
+                    "the topic was deleted and recreated", where=where, why=why, fix=anew
                 )
             case EndsBefore(partition=at, cursor=cursor, end=end):
                 raise ConnectorError(
@@ -251,7 +251,7 @@ class KafkaSession:
                     "documents were lost: Kafka removed records before they were captured",
                     where=where,
                     why=f"offsets that are gone: {gone}",
-                    fix="onGap: skip goes on without them; a longer retention.ms or "
+                    fix="onGap: skip continues without them; a longer retention.ms or "
                     "retention.bytes of the topic keeps it from happening again",
                 )
 

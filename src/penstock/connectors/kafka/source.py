@@ -80,7 +80,7 @@ class Kafka:
                 raise UserError(
                     f"two bindings read topic {topic}",
                     where=self._cluster.where,
-                    fix="keep one of them, or put the other one into a capture of its own",
+                    fix="keep one of them, or move the other one to a separate capture",
                 )
         self._session = None
         with self._interrupts.on():

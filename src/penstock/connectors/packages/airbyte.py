@@ -107,7 +107,7 @@ class Airbyte(PackageSource):
                 "title": "the path of a file",
                 "description": "The YAML manifest of a source without code, for "
                 "airbyte:source-declarative-manifest.",
-                "examples": ["manifest.yaml"],
+                "examples": ["github.yml"],
             },
             "statePolicy": {
                 "enum": ["stream_complete", "each"],

@@ -193,7 +193,7 @@ class AirbyteReading:
             raise UnknownStream(f"{name} in namespace {namespace}")
         if name not in self._unknown:
             self._unknown.add(name)
-            self._say(logging.INFO, f"nobody reads the stream {name}")
+            self._say(logging.INFO, f"no binding reads the stream {name}")
         return None
 
     def _say(self, level: int, text: str) -> None:

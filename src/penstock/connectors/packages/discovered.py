@@ -17,7 +17,7 @@ ROW_KEY: Final = f"/_meta/source/{ROW_ID}"
 """The key of a stream that has none."""
 
 _NOTE_NO_KEY: Final = (
-    "the stream names no key: a document is told from others by a hash of it. Equal documents "
+    "the stream names no key: documents are identified by their hash: equal documents "
     "become one, and one that changes at the source is another"
 )
 _NOTE_SCHEMA: Final = "the schema of the package cannot be used, and only its key was taken over"

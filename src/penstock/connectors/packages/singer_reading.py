@@ -89,7 +89,7 @@ class SingerReading:
             raise UnknownStream(name)
         if name not in self._unknown:
             self._unknown.add(name)
-            self.logs.append((logging.INFO, f"nobody reads the stream {name}"))
+            self.logs.append((logging.INFO, f"no binding reads the stream {name}"))
         return None
 
     def finish(self) -> None:

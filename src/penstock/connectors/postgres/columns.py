@@ -5,6 +5,8 @@
     boolean, string       BOOLEAN, TEXT
     date-time             TIMESTAMPTZ: the same instant, to the microsecond
     date, uuid            DATE, UUID
+    format number,        NUMERIC: the same number, with all of its digits
+      integer
     everything else       JSONB, and the whole document JSON, which keeps it letter by letter
 
 Key columns are different: two keys must not become one, so texts in a key are TEXT whatever their
@@ -57,7 +59,13 @@ _SCALARS: Final = {
     Kind.DECIMAL: _NUMERIC,
     Kind.STRING: _TEXT,
 }
-_FORMATS: Final = {"date-time": _TIMESTAMPTZ, "date": _DATE, "uuid": _UUID}
+_FORMATS: Final = {
+    "date-time": _TIMESTAMPTZ,
+    "date": _DATE,
+    "uuid": _UUID,
+    "number": _NUMERIC,
+    "integer": _NUMERIC,
+}
 
 
 def type_of(field: TargetField) -> str:
@@ -68,7 +76,9 @@ def type_of(field: TargetField) -> str:
     if field.is_key:
         return _SCALARS.get(kind, _TEXT)
     if kind is Kind.STRING:
-        return _FORMATS.get(field.column.logical or "", _TEXT)
+        # A text that was redacted is a digest, whatever its format is.
+        plain = field.column.redact is None
+        return _FORMATS.get(field.column.logical or "", _TEXT) if plain else _TEXT
     return _SCALARS.get(kind, _JSONB)
 
 
@@ -81,6 +91,7 @@ _HOLD: Final[Mapping[str, frozenset[str]]] = {
     _TIMESTAMPTZ: frozenset({_TEXT, "character varying"}),
     _DATE: frozenset({_TEXT, "character varying"}),
     _UUID: frozenset({_TEXT, "character varying"}),
+    _NUMERIC: frozenset({_TEXT, "character varying"}),
     _JSON: frozenset({_JSONB}),
     _JSONB: frozenset({_JSON}),
 }
@@ -96,7 +107,9 @@ _LIMITED_NUMBER: Final = re.compile(r"numeric\((\d+),(-?\d+)\)")
 def fit(field: TargetField, live: str) -> Fit:
     """Compare a field with a column of type `live`, as `format_type` spells it."""
     needed = type_of(field)
-    if live == needed or live in _HOLD.get(needed, ()):
+    if live == needed:
+        return Fit.HOLDS
+    if live in _HOLD.get(needed, ()) and (needed != _NUMERIC or field.column.is_numeric_text):
         return Fit.HOLDS
     if live in _WIDEN.get(needed, ()):
         return Fit.WIDENS
@@ -108,7 +121,7 @@ def fit(field: TargetField, live: str) -> Fit:
         digits, scale = int(limited[1]), int(limited[2])
         column = field.column
         enough = column.precision - column.scale <= digits - scale and column.scale <= scale
-        return Fit.HOLDS if enough else Fit.WIDENS
+        return Fit.HOLDS if enough and not column.is_numeric_text else Fit.WIDENS
     return Fit.FAILS
 
 

@@ -58,7 +58,6 @@ class PostgresDialect(Dialect):
     )
     # Tasks that make the same schema at the same time fail otherwise.
     ddl_lock = f"SELECT pg_advisory_xact_lock({0x70656E73746F636B})"
-    bytewise = ' COLLATE "C"'
     # A NUMERIC column made by others would hold what no integer of a collection can be.
     checked_sums = {Kind.LONG: "CAST({0} AS bigint)"}  # noqa: RUF012 - a constant
     record_types = RecordTypes(binary="bytea", instant="timestamptz")
@@ -81,8 +80,16 @@ class PostgresDialect(Dialect):
     def orders(self, field: TargetField) -> bool:
         """Texts compare by their bytes; an instant is not ordered as its text is."""
         kind = field.column.kind
-        is_text = kind is Kind.STRING and type_of(field) == "text"
+        is_text = kind is Kind.STRING and type_of(field) in ("text", "numeric")
         return is_text or kind in (Kind.LONG, Kind.DOUBLE, Kind.DECIMAL)
+
+    def extreme(self, field: TargetField, *, greatest: bool, new: str, old: str) -> str:
+        """These functions of PostgreSQL pass over NULL."""
+        if field.column.is_numeric_text:  # also in a column of text, which tables may have
+            new, old = f"CAST({new} AS numeric)", f"CAST({old} AS numeric)"
+        elif field.column.kind is Kind.STRING:
+            new, old = f'{new} COLLATE "C"', f'{old} COLLATE "C"'
+        return f"{self.greatest if greatest else self.least}({new}, {old})"
 
     def look(self, connection: SqlConnection, path: tuple[str, ...]) -> LiveTable | None:
         found = connection.run(_TABLE, path).fetchone()

@@ -69,11 +69,11 @@ CONFIG_SCHEMA: Final = ConfigSchema(
             "pattern": r"^(/[^:]*(:\d+)?|(\[[0-9a-fA-F:.]+\]|[^:/@\s]+)(:\d+)?)$",
         },
         "database": _text("the name of a database", "The database.", "sales"),
-        "user": _text("the name of a user", "Who logs in.", "penstock"),
+        "user": _text("the name of a user", "The user to log in as.", "penstock"),
         "password": {
             "type": "string",
             "title": "a text",
-            "description": "The password: a reference to it.",
+            "description": "The password, as a reference to a secret.",
             "examples": ['"${env:PGPASSWORD}"'],
             "secret": True,
         },
@@ -268,14 +268,14 @@ _HINTS: Final = {
     "22003": "a sum has outgrown its column: make it a `number`, or start over by `backfill`",
     "54000": "a key must be short enough for PostgreSQL's index: 2,700 bytes; exclude the field "
     "from `groupBy`, or shorten it",
-    "53100": "free some space on the server; the task goes on by itself then",
+    "53100": "free some space on the server; the task then continues by itself",
     "53300": "raise max_connections, or end what else is connected",
     LOCKED: f"{LOCK_S} s were waited; end the transaction that holds the lock (pg_blocking_pids "
     "tells which), or wait: it is tried again",
-    "25P03": "nothing: the session slept inside of a transaction, and starts anew",
-    "57014": "nothing, if the task was stopped; it goes on from its last transaction",
-    "42P01": "a table was dropped under the task; it is made again when the task starts anew",
-    "42703": "a column was dropped under the task; it is made again when the task starts anew",
+    "25P03": "nothing: the session slept inside of a transaction, and starts again",
+    "57014": "nothing, if the task was stopped; it continues after its last transaction",
+    "42P01": "a table was dropped under the task; it is made again when the task starts again",
+    "42703": "a column was dropped under the task; it is made again when the task starts again",
 }
 _TRANSIENT: Final = ("08", "40", "53", "55", "57", "58", "25006", "25P03", "42P01", "42703")
 
@@ -297,7 +297,7 @@ def explain(error: psycopg.Error, *, where: str, user: str) -> ConnectorError:
     if code.startswith("23"):
         fix = (
             f"rows of the collection break {said.constraint_name or 'a constraint'}: drop it, or "
-            "mend the collection"
+            "correct the collection"
         )
     return ConnectorError(
         f"PostgreSQL refused: {said.message_primary or type(error).__name__}",

@@ -47,7 +47,7 @@ class Postgres(SqlSink[PostgresConnection]):
                 "maxLength": NAME_BYTES_MAX,
                 "title": f"the name of a table, of at most {NAME_BYTES_MAX} bytes; names that "
                 "begin with penstock_ are taken",
-                "description": "The table. It is made if it does not exist.",
+                "description": "The table. It is created if it does not exist.",
                 "examples": ["orders"],
             },
             "schema": {**SCHEMA, "description": "The schema of the table."},

@@ -49,7 +49,7 @@ def schema_of(
 def _note(table: Table) -> str | None:
     if not table.primary_key:
         return (
-            "it has no primary key, by which its rows could be told apart: add one; or set REPLICA "
+            "it has no primary key to identify its rows: add one; or set REPLICA "
             "IDENTITY FULL, and name a key that no two rows share"
         )
     if not table.is_readable:

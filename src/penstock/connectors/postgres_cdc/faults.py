@@ -25,8 +25,8 @@ _FIXES: Final = {
     "55006": "end what uses it, or wait: it is tried again",
     "55000": RAISE,
     "58P01": RAISE,
-    "22023": "nothing: the snapshot is made anew",
-    "53400": "raise max_replication_slots, or drop slots that nobody uses (pg_replication_slots)",
+    "22023": "nothing: the snapshot is taken again",
+    "53400": "raise max_replication_slots, or drop unused slots (pg_replication_slots)",
 }
 _LASTING: Final = frozenset({"42P01", "42704", "55000", "58P01", "53400"})
 _PASSING: Final = frozenset({"22023", "42703", "55006"})
@@ -88,7 +88,7 @@ def lost(server: Server, slot: str, why: str) -> ConnectorError:
         "changes were lost: the log does not have them any more",
         where=f"{server.name}: replication slot {slot}",
         why=why,
-        fix=f"{RAISE}, and the slot is made anew; rows that were deleted meanwhile stay in the "
+        fix=f"{RAISE}, and the slot is created again; rows that were deleted meanwhile stay in the "
         "collections. To keep the log for longer, raise max_slot_wal_keep_size",
     )
 
@@ -107,7 +107,7 @@ def slot_fault(
         return lost(
             server,
             name,
-            "it was moved beyond what this capture has committed, by somebody else; or the "
+            "it was moved beyond what this capture has committed, by another process; or the "
             "deployment was restored to an older state",
         )
     return None

@@ -182,7 +182,7 @@ def ensure_published(
             why=None if start.cursor is None else "changes since it was dropped are not known",
             fix=f"CREATE PUBLICATION {name} FOR TABLE …"
             if start.cursor is None
-            else f"{faults.RAISE}, and a publication is made anew if none is named",
+            else f"{faults.RAISE}, and a publication is created if none is named",
         )
     if not found.is_whole:
         raise ConnectorError(

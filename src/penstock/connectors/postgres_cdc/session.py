@@ -238,7 +238,7 @@ class ChangesSession:
         with self._source.connected() as connection:
             row = connection.run(_ELDERS, (own_pid,)).fetchone()
         if row is None:
-            return "transactions that are under way"
+            return "open transactions"
         pid, user, application, seconds = row
         about = ", ".join(part for part in (user, application, f"{seconds} s old") if part)
         return f"a transaction that began before, of pid {pid} ({about})"

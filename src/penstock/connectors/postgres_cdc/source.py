@@ -45,7 +45,7 @@ class PostgresChanges:
             "publication": {
                 **_NAME,
                 "title": "the name of a publication",
-                "description": "A publication that has the tables. If none is named, one is made.",
+                "description": "A publication that has the tables. By default one is created.",
                 "examples": ["sales_changes"],
             },
             "spoolDirectory": {
@@ -76,7 +76,7 @@ class PostgresChanges:
                 "default": "stop",
                 "title": "a text",
                 "description": "What to do if the table is truncated, which no document can say: "
-                "stop, or go on and keep its rows.",
+                "stop, or continue and keep its rows.",
                 "examples": ["ignore"],
             },
         },

@@ -100,8 +100,6 @@ class Dialect(abc.ABC):
     least: ClassVar[str] = "LEAST"
     greatest: ClassVar[str] = "GREATEST"
     """Functions of two values."""
-    bytewise: ClassVar[str] = ""
-    """Follows a text to compare it by its bytes, where texts do not compare so by themselves."""
     checked_sums: ClassVar[Mapping[Kind, str]] = {}
     """By kind of column: makes a sum, `{0}`, fail where it leaves the range of its values."""
     record_types: ClassVar[RecordTypes]
@@ -129,6 +127,14 @@ class Dialect(abc.ABC):
     @abc.abstractmethod
     def orders(self, field: TargetField) -> bool:
         """True if least and greatest values of the field's column are those of the model."""
+
+    def extreme(self, field: TargetField, *, greatest: bool, new: str, old: str) -> str:
+        """Return the lesser or the greater of two values of the field's column, if it `orders`.
+
+        A NULL is no value, so the other one stands.
+        """
+        function = self.greatest if greatest else self.least
+        return f"COALESCE({function}({new}, {old}), {new}, {old})"
 
     @abc.abstractmethod
     def look(self, connection: SqlConnection, path: tuple[str, ...]) -> LiveTable | None:

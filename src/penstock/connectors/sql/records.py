@@ -93,8 +93,10 @@ class Records:
 
     def fenced(self, task: str, epoch: int) -> FencedEndpoint:
         return FencedEndpoint(
-            f"session {epoch} of {task} is over: a newer one has the database",
+            f"{task} was taken over by another penstock run. Nothing is lost; do not run it twice "
+            "at once.",
             where=self._where,
+            why=f"session {epoch} is over: a newer one has the database",
             fix="let the other one run; if there is none, another data directory has run a task "
             "of this name here: give one of them another name and other tables",
         )

@@ -53,7 +53,7 @@ HARD_DELETE: Final[Json] = {
     "type": "boolean",
     "default": False,
     "title": "true or false",
-    "description": "Remove the row of a document that is deleted; by default it stays as it was.",
+    "description": "Remove the row of a deleted document. By default it stays as it was.",
     "examples": [True],
 }
 """A member of a configuration."""
@@ -61,7 +61,7 @@ DELTA_UPDATES: Final[Json] = {
     "type": "boolean",
     "default": False,
     "title": "true or false",
-    "description": "Append documents as they are, rather than one row per key.",
+    "description": "Insert a row for each document, instead of keeping one row per key.",
     "examples": [True],
 }
 """A member of a resource."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.connectors.sql.dialect import Dialect
-from penstock.model.columns import Kind
 from penstock.model.reduce import Strategy
 from penstock.runtime.connector.common import ConnectorError
 from penstock.runtime.connector.materialize import (
@@ -80,9 +79,8 @@ def _updated(field: TargetField, target: Target, dialect: Dialect) -> str:
             total = dialect.checked_sums.get(field.column.kind, "{0}").format(f"({old} + {new})")
             return f"COALESCE({total}, {new}, {old})"
         case Strategy.MINIMIZE | Strategy.MAXIMIZE as which:
-            extreme = dialect.least if which is Strategy.MINIMIZE else dialect.greatest
-            how = dialect.bytewise if field.column.kind is Kind.STRING else ""
-            return f"COALESCE({extreme}({old}{how}, {new}{how}), {new}, {old})"
+            greatest = which is Strategy.MAXIMIZE
+            return dialect.extreme(field, greatest=greatest, new=new, old=old)
         case Strategy.FIRST_WRITE_WINS:
             return f"COALESCE({old}, {new})"
         case _:

@@ -26,6 +26,11 @@ from penstock.runtime.connector.materialize import TargetField
 _TYPES: Final = {Kind.BOOLEAN: "INTEGER", Kind.LONG: "INTEGER", Kind.DOUBLE: "REAL"}
 
 
+LEAST_NUMERAL: Final = "penstock_least_numeral"
+GREATEST_NUMERAL: Final = "penstock_greatest_numeral"
+"""Functions of two texts that write numbers, which a connection that stores rows has."""
+
+
 class SqliteDialect(Dialect):
     """Text compares by its bytes."""
 
@@ -61,6 +66,12 @@ class SqliteDialect(Dialect):
 
     def orders(self, field: TargetField) -> bool:
         return field.column.kind in (Kind.LONG, Kind.DOUBLE, Kind.STRING)
+
+    def extreme(self, field: TargetField, *, greatest: bool, new: str, old: str) -> str:
+        if not field.column.is_numeric_text:
+            return super().extreme(field, greatest=greatest, new=new, old=old)
+        function = GREATEST_NUMERAL if greatest else LEAST_NUMERAL
+        return f"COALESCE({function}({new}, {old}), {new}, {old})"
 
     def look(self, connection: SqlConnection, path: tuple[str, ...]) -> LiveTable | None:
         listed = connection.run(

@@ -13,7 +13,7 @@ import copy
 import itertools
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -26,9 +26,9 @@ from penstock.connectors.sql.records import CHECKPOINTS, TABLES, Records
 from penstock.connectors.sql.rows import KeyLoader, RowSession
 from penstock.connectors.sql.sink import DELTA_UPDATES, HARD_DELETE, SqlSink
 from penstock.connectors.sqlite.busy import STEP_S, BusyWait, SqliteConnection
-from penstock.connectors.sqlite.dialect import SqliteDialect
+from penstock.connectors.sqlite.dialect import GREATEST_NUMERAL, LEAST_NUMERAL, SqliteDialect
 from penstock.model.config_schema import ConfigSchema
-from penstock.model.json_order import Json
+from penstock.model.json_order import Json, numeric_key
 from penstock.runtime.connector.common import ConnectorError, SparkAttempt
 from penstock.runtime.connector.materialize import SinkTask, Target
 from penstock.runtime.secrets import resolve
@@ -77,6 +77,8 @@ class SqliteFile:
                 if wait is not None:
                     stack.enter_context(wait.on(connection))
                 if not read_only:
+                    for name, pick in ((LEAST_NUMERAL, min), (GREATEST_NUMERAL, max)):
+                        connection.create_function(name, 2, _of_two(pick), deterministic=True)
                     connection.run("PRAGMA journal_mode = WAL")
                     connection.run("PRAGMA synchronous = FULL")
                 yield connection
@@ -99,11 +101,21 @@ class SqliteFile:
             ) from error
 
 
+def _of_two(pick: Callable[..., str]) -> Callable[[str | None, str | None], str | None]:
+    """The lesser or greater number of two texts; NULL if one is, as SQLite's own functions."""
+
+    def picked(one: str | None, other: str | None) -> str | None:
+        return None if one is None or other is None else pick(one, other, key=numeric_key)
+
+    return picked
+
+
 _FIXES: Final = {
     sqlite3.SQLITE_BUSY: "another process writes to it for long; raise busyTimeout, or end that",
     sqlite3.SQLITE_LOCKED: "another process writes to it for long; raise busyTimeout, or end that",
-    sqlite3.SQLITE_FULL: "free some space; the task goes on by itself then",
-    sqlite3.SQLITE_IOERR: "is the disk full, or broken? The task goes on by itself if it recovers",
+    sqlite3.SQLITE_FULL: "free some space; the task then continues by itself",
+    sqlite3.SQLITE_IOERR: "check whether the disk is full or broken; the task continues by itself "
+    "when it recovers",
     sqlite3.SQLITE_CANTOPEN: "make the directory, and let this user write there",
     sqlite3.SQLITE_READONLY: "let this user write to the file and its directory",
     sqlite3.SQLITE_NOTADB: "the file is something else: give another path",
@@ -181,7 +193,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "minLength": 1,
                 "path": True,
                 "title": "the path of a file",
-                "description": "The database file. It is made if it does not exist.",
+                "description": "The database file. It is created if it does not exist.",
                 "examples": ["views.db"],
             },
             "busyTimeout": {
@@ -203,7 +215,7 @@ class Sqlite(SqlSink[SqliteConnection]):
                 "pattern": r"^(?!(?i:sqlite_|penstock_))[^\u0000]+$",
                 "title": "the name of a table; names that begin with sqlite_ and penstock_ are "
                 "taken",
-                "description": "The table. It is made if it does not exist.",
+                "description": "The table. It is created if it does not exist.",
                 "examples": ["orders"],
             },
             "delta_updates": DELTA_UPDATES,

@@ -54,12 +54,12 @@ class Admission:
         limits = self.limits
         self._check_open()
         if self.inflight >= limits.inflight_max:
-            what = f"{self.inflight} operations are under way, {limits.inflight_max} is the limit"
+            what = f"{self.inflight} operations are in progress, {limits.inflight_max} is the limit"
             self.refuse("inflight", what)
         of_client = self._by_client.get(client, 0) if client is not None else 0
         if client is not None and of_client >= limits.client_inflight_max:
             limit = limits.client_inflight_max
-            what = f"this client has {of_client} operations under way, {limit} is the limit"
+            what = f"this client has {of_client} operations in progress, {limit} is the limit"
             self.refuse("client", what)
         of_key = self._by_key.get(key, 0) if key is not None else 0
         if of_key >= limits.queue_per_key_max:
@@ -108,7 +108,7 @@ class Admission:
         limit = self.limits.queue_bytes_max
         if held and held + size > limit:
             self.refuse(
-                "bytes", f"{held} bytes are under way, {size} more pass the limit of {limit}"
+                "bytes", f"{held} bytes are in progress, {size} more pass the limit of {limit}"
             )
 
     @contextlib.contextmanager
@@ -138,7 +138,7 @@ class Admission:
     def call(self) -> Iterator[None]:
         """Hold the place of one call, before anything of its request is read."""
         if self.calls >= self.limits.calls_max:
-            what = f"{self.calls} calls are under way, {self.limits.calls_max} is the limit"
+            what = f"{self.calls} calls are in progress, {self.limits.calls_max} is the limit"
             self.refuse("calls", what)
         self.calls += 1
         try:

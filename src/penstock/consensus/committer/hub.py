@@ -234,7 +234,7 @@ class Hub:
         if self._closed:
             raise Determinate(ErrorKind.UNAVAILABLE, "the committer is shutting down")
         if self.retired:
-            raise Determinate(ErrorKind.STORE_RESET, "the store was created anew; start over")
+            raise Determinate(ErrorKind.STORE_RESET, "the store was created again; start over")
 
     @contextlib.contextmanager
     def subscriber(self, key: str) -> Iterator[Buffer]:

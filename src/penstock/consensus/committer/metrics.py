@@ -34,8 +34,8 @@ class CommitterMetrics:
         self.backing_seconds = r.histograms(
             "backing_duration_seconds", "Backend call only, pool wait included", _SECONDS, ("op",)
         )
-        self.inflight = r.gauge("inflight_rpcs", "Operations under way")
-        self.inflight_by_op = r.gauges("inflight_rpcs_by_op", "Operations under way", ("op",))
+        self.inflight = r.gauge("inflight_rpcs", "Operations in progress")
+        self.inflight_by_op = r.gauges("inflight_rpcs_by_op", "Operations in progress", ("op",))
         self.cache_hits = r.counters("cache_hits", "Heads answered from memory", ("op",))
         self.cache_misses = r.counters("cache_misses", "Heads read from the backend", ("op",))
         self.cached_shards = r.gauge("cached_shards", "Heads in the cache")

@@ -16,7 +16,7 @@ class Limits:
     """Limits on what may be under way at once."""
 
     inflight_max: int = 1_024
-    """Operations under way; one client over the network may hold a quarter of them."""
+    """Operations in progress; one client over the network may hold a quarter of them."""
     queue_per_key_max: int = 64
     """Compare-and-sets of one key under way: they can only commit one after the other."""
     queue_bytes_max: int = 64 << 20

@@ -110,7 +110,7 @@ class PersistdOptions:
         if self.exposed and not self.allow_plaintext:
             raise UsageError(
                 f"refusing to listen on {self.listen} without both TLS and tokens",
-                why="whoever reaches the port could read and write everything",
+                why="anyone who reaches the port could read and write everything",
                 fix="add --token-file, --tls-cert and --tls-key, listen on 127.0.0.1, or say "
                 "--insecure-allow-plaintext",
             )

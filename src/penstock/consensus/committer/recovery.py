@@ -56,7 +56,7 @@ class Healer:
         log.error(
             "consensus schema was missing; recreated, previous contents are gone"
             if missing
-            else "consensus store was created anew by another process; previous contents are gone",
+            else "consensus store was created again by another process; previous contents are gone",
             extra=fields(
                 url=healed.url,
                 known=lost.incarnation,

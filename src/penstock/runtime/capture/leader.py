@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock import failpoints
 from penstock.errors import Bug
 from penstock.model.clock import Clock, duration, elapsed
-from penstock.runtime.awaited import BLOBS, SOURCE, STORE
+from penstock.runtime.awaited import BLOBS, SOURCE
 from penstock.runtime.capture import fsm
 from penstock.runtime.capture.fsm import CaptureLeader, DocumentsPublished, Publish, SequenceReady
 from penstock.runtime.capture.jobs import CaptureJobs
@@ -34,7 +34,7 @@ from penstock.runtime.connector.capture import (
 from penstock.runtime.control import Control, TransactionSummary
 from penstock.runtime.ops import QUARANTINE
 from penstock.runtime.protocol import Acknowledged, Action, Event
-from penstock.runtime.recovery import Layout, Recovered, log_name
+from penstock.runtime.recovery import Layout, Recovered
 from penstock.runtime.session import (
     Ended,
     Recorder,
@@ -55,13 +55,8 @@ _POLLED = failpoints.declare("capture.after-poll", "a sequence is part of the op
 async def run_session(task: CaptureTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     began = time.monotonic()
-    with control.waits.on(task.name, STORE):
-        recorder = await Recorder.lead(
-            log_name(task.kind, task.name),
-            _LAYOUT,
-            world,
-            renamed_from=task.renamed_from and log_name(task.kind, task.renamed_from),
-        )
+    old = None if task.renamed_from is None else log_name(task.kind, task.renamed_from)
+    recorder = await Recorder.lead(task, _LAYOUT, world, control, renamed_from=old)
     reports = [QUARANTINE] if task.quarantines else []
     async with open_publisher(task, world, *task.collections, reports=reports) as publisher:
         loop = CaptureLoop(task, world, control, recorder, publisher)

@@ -33,7 +33,6 @@ from penstock.runtime.recovery import (
     Recovered,
     Wanted,
     generations,
-    log_name,
     split_state_key,
 )
 from penstock.runtime.session import Ended, Recorder, TaskPublisher, World, open_publisher
@@ -52,8 +51,8 @@ _SWEPT = failpoints.declare("derive.after-sweep", "state files that nothing name
 
 async def run_session(task: DerivationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
+    recorder = await Recorder.take_over(task, world, control)
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.take_over(log_name(task.kind, task.name), world)
         counters = {each.index: split_state_key(each.state_key)[1] for each in task.bindings}
         task = _settled(task, recorder.log.state)
         await recorder.lay_out(_layout(task, counters))

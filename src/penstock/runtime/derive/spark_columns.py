@@ -10,7 +10,7 @@ A column of the result is a field of the target, or a location: `a/b` writes /a/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from penstock.journal.rows import META, stamp_names
@@ -52,6 +52,8 @@ class SqlType:
     """Of a struct; None if they are not known."""
     element: SqlType | None = None
     """Of an array or a map; None if it is not known."""
+    numeral: bool = field(default=False, compare=False)
+    """Text that writes a number, by its format: Spark would add it up as DOUBLE."""
 
     def member(self, name: str) -> SqlType | None:
         return dict(self.members or ()).get(name)
@@ -74,7 +76,6 @@ _SCALARS: Final[Mapping[Kind, SqlType]] = {
     Kind.LONG: INTEGER,
     Kind.DECIMAL: DECIMAL,
     Kind.DOUBLE: DOUBLE,
-    Kind.STRING: STRING,
     Kind.JSON: JSON,
 }
 
@@ -89,6 +90,8 @@ def type_of(column: Column) -> SqlType:
         case Kind.MAP | Kind.ARRAY:
             word: Word = "map" if column.kind is Kind.MAP else "array"
             return SqlType(word=word, element=type_of(column.item))
+        case Kind.STRING:
+            return SqlType(word="string", numeral=column.is_numeric_text)
         case _:
             return _SCALARS[column.kind]
 
@@ -254,7 +257,7 @@ def target_column(location: str, root: Column) -> Column | None:
 
 _TEXTS: Final[Mapping[str, tuple[Word, ...]]] = {
     "date": ("string", "date"),
-    "integer": ("string", "integer"),
+    "integer": ("string", "integer", "decimal"),
     "number": ("string", "integer", "decimal", "double"),
     "base64": ("string", "binary"),
 }

@@ -130,6 +130,8 @@ class Converter:
                 return text
             case t.NumericType() if logical == "integer" and isinstance(kind, INTEGRAL):
                 return text
+            case t.DecimalType() if logical == "integer" and not kind.scale:
+                return text
             case _:
                 raise Unfit(at, kind.simpleString(), said(column))
 

@@ -178,3 +178,15 @@ ADDS_UP: Final = {
     "max": "maximize",
 }
 """Aggregates of which those of two batches make that of both, and the strategy that does."""
+
+CHOICES: Final = words("coalesce nvl ifnull")
+"""Functions that have one of their arguments, which are of one type."""
+
+NUMERIC_FUNCTIONS: Final = words(
+    """
+    abs avg bround ceil ceiling div floor greatest least max mean min mod negative positive pow
+    power round sign signum sqrt stddev sum try_add try_avg try_divide try_multiply try_subtract
+    try_sum variance
+    """
+)
+"""Functions that take numbers, or compare them."""

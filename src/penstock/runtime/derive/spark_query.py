@@ -17,14 +17,16 @@ from sqlglot.tokenizer_core import TokenType
 
 from penstock.native import sql
 from penstock.runtime.derive.mistakes import Mistake
-from penstock.runtime.derive.spark_columns import SourceColumns, SqlType
+from penstock.runtime.derive.spark_columns import NUMBERS, SourceColumns, SqlType
 from penstock.runtime.derive.spark_expressions import expression_type
 from penstock.runtime.derive.spark_functions import (
     ADDS_UP,
     AGGREGATES,
+    CHOICES,
     CONSTANT_TABLES,
     FUNCTIONS,
     GENERATORS,
+    NUMERIC_FUNCTIONS,
     ORDERED_AGGREGATES,
     OUTSIDE,
     SPECIAL_MOMENTS,
@@ -302,6 +304,14 @@ class QueryWalk:
                         f'"{one.name}" is a value of any type in one part of UNION, '
                         "and of one type in another",
                         "take it apart with get_json_object first",
+                    )
+                numeral = one.type.numeral or other.type.numeral
+                if numeral and texts & set(NUMBERS):
+                    self._wrong(
+                        other.offset,
+                        f'"{one.name}" is text that writes a number in one part of UNION, and a '
+                        "number in another: Spark would take both as DOUBLE",
+                        "cast it to decimal in both parts",
                     )
             united.append(
                 replace(
@@ -695,6 +705,36 @@ class QueryWalk:
                 pass
         for child in node.iter_expressions():
             self._expression(child, scope)
+        self._numerals(node)
+
+    def _numerals(self, node: exp.Expr) -> None:
+        """Report text that writes a number where Spark would make it DOUBLE, or compare letters."""
+        name = self._text.written(node).lower() if isinstance(node, exp.Func) else ""
+        operands = list(node.iter_expressions())
+        chooses = isinstance(node, exp.Case | exp.If) or name in CHOICES
+        if chooses:
+            operands = [
+                inner
+                for operand in operands
+                for inner in ([operand.args["true"]] if isinstance(operand, exp.If) else [operand])
+                if not isinstance(inner, exp.Predicate | exp.Connector)
+            ]
+        elif not isinstance(node, _ARITHMETIC) and name not in NUMERIC_FUNCTIONS:
+            return
+        kinds = [(operand, self._type(operand)) for operand in operands]
+        found = next(
+            (operand for operand, kind in kinds if kind is not None and kind.numeral), None
+        )
+        mixed = any(kind is not None and kind.word in NUMBERS for _, kind in kinds)
+        if found is None or (chooses and not mixed):
+            return
+        column = found.name or "…"
+        does = "compare letter by letter" if name in ("min", "max") else "take as DOUBLE"
+        self._wrong(
+            self._text.start(found),
+            f"{column} is text that writes a number, which Spark would {does}",
+            f"write cast({column} as decimal(38,2)), with as many digits as the numbers have",
+        )
 
     def _subquery(self, node: exp.Expr, scope: _Scope) -> None:
         result = self.query(node, scope.tables, scope)
@@ -835,6 +875,7 @@ class QueryWalk:
         return expression_type(node, lambda n: self._types.get(id(n)), self._text.written)
 
 
+_ARITHMETIC: Final = (exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.IntDiv)
 _UNWRITTEN: Final[Mapping[type, str]] = {
     exp.CurrentDate: "current_date",
     exp.CurrentTimestamp: "current_timestamp",

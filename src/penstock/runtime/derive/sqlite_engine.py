@@ -36,6 +36,7 @@ from penstock.runtime.derive.sqlite_code import (
     refusal,
     statements,
 )
+from penstock.runtime.derive.sqlite_decimal import add_decimals
 from penstock.runtime.derive.sqlite_state import ShardFile
 from penstock.runtime.derive.sqlite_values import (
     BindAll,
@@ -135,6 +136,7 @@ class SqliteProcessor:
         self._watch = _Watch(engine.document_s_max)
         self._guard = _Guard(stateful=file is not None)
         self._db = apsw.Connection(str(file.path) if file else ":memory:", statementcachesize=1000)
+        add_decimals(self._db)
         self._prepared: list[Sequence[_Prepared]] = []
         self._committed = False
         """The file may hold what this transaction changed."""

@@ -7,7 +7,8 @@ remains for each value is its type, which JSON and SQLite both know only then.
     boolean            0 or 1
     integer            INTEGER; beyond 64 bits, the document is refused
     number             REAL
-    string             TEXT; INTEGER or REAL by `format: integer` or `number`; BLOB by base64
+    string             TEXT; INTEGER or REAL by `format: integer` or `number`, refused if that
+                       is another number; BLOB by base64
     array, object      TEXT: canonical JSON
 
 Equal documents bind equal values: where the schema allows any number, 2.0 is the integer 2.
@@ -15,6 +16,7 @@ Equal documents bind equal values: where the schema allows any number, 2.0 is th
     NULL               null, a member like others
     INTEGER            an integer; 0 and 1 are booleans where the target has only booleans
     REAL               a number; "NaN", "Infinity" or "-Infinity" if JSON cannot write it
+    either             the text that writes it, where the target has `format: number` or `integer`
     TEXT               a string; the array or object that it spells, unless the target has neither
     BLOB               a string in base64
 """
@@ -26,6 +28,7 @@ import binascii
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from operator import itemgetter
 from typing import NoReturn, TypeAlias
 
@@ -174,7 +177,7 @@ def _text_conversion(field: Field, shape: Shape) -> Callable[[str], SqliteValue]
     if shape.strings.format == "integer":
         return lambda text: _integer_of(field, text)
     if shape.strings.format == "number":
-        return _real_of
+        return lambda text: _real_of(field, text)
     return None
 
 
@@ -196,13 +199,20 @@ def _integer_of(field: Field, text: str) -> SqliteValue:
     return _integer(field, int(text))
 
 
-def _real_of(text: str) -> SqliteValue:
-    """Return a number as REAL. NaN stays text: SQLite would make it NULL."""
+def _real_of(field: Field, text: str) -> SqliteValue:
+    """Return a number as REAL, if that is the same number. NaN stays text: it would be NULL."""
     try:
         value = float(text)
     except ValueError:
         return text
-    return text if math.isnan(value) else value
+    if math.isnan(value):
+        return text
+    if math.isfinite(value) and Decimal(repr(value)) != Decimal(text):
+        raise NotConvertible(
+            f"{field.location} is {text[:100]}, and a REAL of SQLite does not keep all digits: "
+            "take the text, json_extract($flow_document, …), and add with decimal_add"
+        )
+    return value
 
 
 # --- rows to documents ---
@@ -218,8 +228,8 @@ def document_maker(columns: Sequence[str], fields: Iterable[Field], target: Shap
         (member, shape.not_null == {"boolean"}, not shape.types.isdisjoint({"array", "object"}))
         for member, shape in zip(names, shapes, strict=True)
     ]
-
-    plain = not any(is_flag or embeds for _, is_flag, embeds in rules)
+    numerals = frozenset(n for n, shape in zip(names, shapes, strict=True) if shape.is_numeric_text)
+    plain = not numerals and not any(is_flag or embeds for _, is_flag, embeds in rules)
 
     def make(row: Sequence[SqliteValue]) -> Document:
         if plain and _UNCHANGED.issuperset(map(type, row)):
@@ -229,6 +239,8 @@ def document_maker(columns: Sequence[str], fields: Iterable[Field], target: Shap
             if isinstance(value, str):
                 spells = embeds and value[:1] in _OPENS
                 document[member] = _embedded(value) if spells else value
+            elif member in numerals and isinstance(value, int | float) and math.isfinite(value):
+                document[member] = canonical_json(value)
             elif isinstance(value, int):
                 document[member] = value == 1 if is_flag and value in (0, 1) else value
             elif isinstance(value, float):

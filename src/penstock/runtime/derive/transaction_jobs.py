@@ -606,7 +606,7 @@ class DeriveJobs:
             where="; ".join(dict.fromkeys(where)),
             why=failed.why,
             fix=failed.fix
-            or "correct the code, and run again: the task goes on from its last transaction",
+            or "correct the code, and run again: the task continues after its last transaction",
         )
 
 

@@ -74,8 +74,8 @@ _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endp
 async def run_session(task: MaterializationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     store, renamed_from = world.planner.journals.store, task.sink_task.renamed_from
+    recorder = await Recorder.take_over(task, world, control, renamed_from=renamed_from)
     with control.waits.on(task.name, STORE):
-        recorder = await Recorder.take_over(task.name, world, renamed_from=renamed_from)
         refills = await requests.refills(store, task.name, renamed_from)
     history = History.of(recorder.log.state, refills)
     if task.history not in (None, history):

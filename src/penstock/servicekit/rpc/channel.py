@@ -78,7 +78,7 @@ def check_clear(address: ServiceAddress) -> None:
         return
     raise UsageError(
         f"refusing to send a token to {address.target} without TLS",
-        why="whoever is on the way could read it, and use it",
+        why="anyone on the network path could read and use it",
         fix="name the authority of its certificate: ?ca=FILE in the URL, or ?tls=on if a public "
         "authority signed it; on this host, write 127.0.0.1",
     )
