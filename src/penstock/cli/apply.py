@@ -279,6 +279,8 @@ def _value_text(value: Json | Absent) -> str | None:
 def _cut(text: str, width: int) -> str:
     text = " ".join(text.split())
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
 def table_lines(applied: ApplyResult) -> Iterator[str]:
     """Yield what the next runs will do to tables that exist."""
     for each in applied.tables:

@@ -34,7 +34,7 @@ from penstock.runtime.connector.capture import (
 from penstock.runtime.control import Control, TransactionSummary
 from penstock.runtime.ops import QUARANTINE
 from penstock.runtime.protocol import Acknowledged, Action, Event
-from penstock.runtime.recovery import Layout, Recovered
+from penstock.runtime.recovery import Layout, Recovered, log_name
 from penstock.runtime.session import (
     Ended,
     Recorder,
