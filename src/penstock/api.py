@@ -37,13 +37,13 @@ from typing import (
     overload,
 )
 
+from penstock import applying
 from penstock.batch import TaskRun, open_world, run_graph, tasks_to_run
 from penstock.catalog import desired
 from penstock.catalog.append import append_documents
 from penstock.catalog.build import build_valid
 from penstock.catalog.collection_lookup import find_collection, salt_of
 from penstock.catalog.desired import ApplyResult
-from penstock.catalog.evolution import fits_stored
 from penstock.catalog.intake import Chunk, Intake
 from penstock.connectors.builtin import BUILTIN
 from penstock.consensus.open import open_consensus, sqlite_path
@@ -200,12 +200,10 @@ class Penstock:
         inferred = {} if there is None else self._run_on(all_inferred(there.store))
         given = build_valid(paths, environ=os.environ, connectors=BUILTIN, inferred=inferred)
         store = self._here(create=True).store
-        check = fits_stored(store, given.collections)
         return self._run_on(
-            desired.apply(
+            applying.apply(
                 store,
-                given.catalog,
-                check=check,
+                given,
                 files=[str(path.resolve()) for path in paths],
                 may_remove=None if remove else (),
             )

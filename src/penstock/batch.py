@@ -35,9 +35,11 @@ from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control, StoppedEarly, TransactionSummary
 from penstock.runtime.diagnosis import time_text
 from penstock.runtime.graph import Stage, TaskNode, stages
+from penstock.runtime.history import History, load_history
 from penstock.runtime.introspection import Command, Introspection
 from penstock.runtime.kinds import (
     Connect,
+    TaskDisabled,
     TaskSpec,
     build_task,
     does_nothing,
@@ -342,9 +344,15 @@ async def _kept_running(
     while True:
         known = await _learnt(catalog, world)
         catalog = _with_inferred(catalog, known)
-        task = await control.stoppable(_built(catalog, spec, shards, control, patience))
         try:
+            building = _built(catalog, spec, shards, world, control, patience)
+            task = await control.stoppable(building)
             await supervise(task, world, control, patience)
+        except TaskDisabled as disabled:
+            if control.until_revision is None:
+                raise  # it is tried again in a while
+            _log.warning("%s; %s", disabled.what, disabled.fix)
+            return
         except RefusedDocument:
             if await _learnt(catalog, world) == known:
                 raise
@@ -432,6 +440,7 @@ async def _built(
     catalog: Catalog,
     spec: TaskSpec,
     shards: int | None,
+    world: World,
     control: Control,
     patience: Patience,
 ) -> RunnableTask:
@@ -439,7 +448,11 @@ async def _built(
     failures, began = 0, time.monotonic()
     while True:
         try:
-            return await build_stoppably(catalog, spec, control, shards=shards)
+            history = None
+            if isinstance(spec, MaterializationSpec):
+                store = world.planner.journals.store
+                history = await load_history(store, spec.name, spec.renamed_from)
+            return await build_stoppably(catalog, spec, control, shards=shards, history=history)
         except PenstockError as error:
             failures += 1
             if not is_transient(error) or patience.is_over(failures, time.monotonic() - began):
@@ -460,6 +473,7 @@ async def build_stoppably(
     shards: int | None = None,
     name: str | None = None,
     connector: Materialization | None = None,
+    history: History | None = None,
 ) -> RunnableTask:
     """Build a task, which asks its endpoint; the log says so if that takes long."""
     made: list[Connector] = []
@@ -485,5 +499,6 @@ async def build_stoppably(
     connect = Connect(capture, materialization)
     with control.waits.on(spec.name, ENDPOINT, look):
         return await interruptible(
-            lambda: build_task(catalog, spec, connect, shards=shards, name=name), interrupt
+            lambda: build_task(catalog, spec, connect, shards=shards, name=name, history=history),
+            interrupt,
         )

@@ -48,11 +48,14 @@ from penstock.runtime.kinds import (
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.recovery import (
     LEADER,
+    Generation,
     Layout,
     Recovered,
     RecoveryMachine,
+    generations,
     log_name,
     recovery_key,
+    split_state_key,
 )
 from penstock.runtime.reports import ProcessReport, Reported, is_alive, is_silent, load_reports
 from penstock.shuffle.binding import Binding, derivation_bindings, materialization_bindings
@@ -338,6 +341,8 @@ class _Gathering:
             bindings = self._bindings(spec)
         except PenstockError:
             bindings = None  # its connector is not installed here, or refuses its configuration
+        if bindings is not None:
+            bindings = _current(bindings, generations(entries))
         keys = {binding.index: binding.state_key for binding in bindings or ()}
         return Layout(keys).decode(entries), bindings
 
@@ -383,6 +388,12 @@ class _Gathering:
             if report.producer == str(producer) and running and is_alive(running, self._at):
                 return report.task
         return None
+
+
+def _current(bindings: Sequence[Binding], known: Mapping[str, Generation]) -> tuple[Binding, ...]:
+    """Return bindings under the generations that they have got to."""
+    found = ((each, known.get(split_state_key(each.state_key)[0])) for each in bindings)
+    return tuple(each if at is None else each.at_generation(at.current) for each, at in found)
 
 
 def _unix(clock: Clock) -> float:

@@ -468,7 +468,7 @@ LONG, MONEY = Column(kind=Kind.LONG), Column(kind=Kind.DECIMAL, precision=10, sc
         (MONEY, "numeric(10,1)", Fit.WIDENS),
         (MONEY, "bigint", Fit.WIDENS),
         (Column(kind=Kind.DOUBLE), "real", Fit.WIDENS),
-        (Column(kind=Kind.DOUBLE), "bigint", Fit.FAILS),
+        (Column(kind=Kind.DOUBLE), "bigint", Fit.CONVERTS),
         (Column(kind=Kind.STRING), "character varying(9)", Fit.WIDENS),
         (Column(kind=Kind.STRING), "character(9)", Fit.FAILS),
         (Column(kind=Kind.STRING), "uuid", Fit.FAILS),

@@ -28,10 +28,11 @@ from penstock.journal.rows import to_lines
 from penstock.journal.schemas import Schemas, layout
 from penstock.model.clock import Clock, Producer, from_unix
 from penstock.model.columns import Column
-from penstock.model.spec import CollectionSpec, Endpoint
+from penstock.model.spec import CollectionSpec, Endpoint, MaterializationSpec
 from penstock.native.arrow import to_arrow
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.control import Control
+from penstock.runtime.history import load_history
 from penstock.runtime.kinds import Connect as Connecting
 from penstock.runtime.kinds import build_task
 from penstock.runtime.ops import LOGS, STATS
@@ -201,6 +202,12 @@ class Place:
         async with self.store() as store:
             catalog = await desired.load(store)
             revision = await current_revision(store)
+            specs = tasks_to_run(catalog, names)
+            histories = {
+                spec.name: await load_history(store, spec.name, spec.renamed_from)
+                for spec in specs
+                if isinstance(spec, MaterializationSpec)
+            }
             runs = await asyncio.gather(
                 *(
                     lead(
@@ -209,24 +216,28 @@ class Place:
                             spec,
                             Connecting(capture, self.connects.get(spec.name, materialization)),
                             shards=shards,
+                            history=histories.get(spec.name),
                         ),
                         world(self.world(store)),
                         Control(until_revision=revision),
                         name=spec.name,
                         failures_max=failures_max,
                     )
-                    for spec in tasks_to_run(catalog, names)
+                    for spec in specs
                 )
             )
         return {run.task: run for run in runs}
 
     async def built(
-        self, store: Consensus, name: str, *, shards: int | None = None
+        self, store: Consensus, name: str, *, shards: int | None = None, with_history: bool = False
     ) -> RunnableTask:
         catalog = await desired.load(store)
         (spec,) = tasks_to_run(catalog, [name])
         connect = Connecting(capture, self.connects.get(name, materialization))
-        return await asyncio.to_thread(build_task, catalog, spec, connect, shards=shards)
+        history = await load_history(store, name) if with_history else None
+        return await asyncio.to_thread(
+            build_task, catalog, spec, connect, shards=shards, history=history
+        )
 
     # What can be seen of it
 

@@ -202,14 +202,31 @@ def test_a_binding_that_is_gone_when_a_transaction_is_replayed_is_read_when_it_i
     edited.check(BOTH)
 
 
-def test_a_backfill_counter_that_goes_down_is_refused(edited: Edited) -> None:
+def test_a_backfill_counter_that_goes_down_changes_nothing(edited: Edited) -> None:
     edited.apply((replace(ACCOUNTS, backfill=2), TAGS))
     assert edited.here.run("leader.after-supersede") == CRASHED
     edited.apply((replace(ACCOUNTS, backfill=1), TAGS))
-    assert edited.here.run() not in (0, CRASHED)
-    edited.apply((replace(ACCOUNTS, backfill=2), TAGS))
     assert edited.here.run() == 0
     edited.check(BOTH)
+    edited.apply((ACCOUNTS, replace(TAGS, backfill=1)))
+    assert edited.here.run() == 0
+    edited.check(BOTH)
+
+
+@pytest.mark.postgres
+def test_a_rebuild_crashes_in_postgres_and_is_done_exactly_once(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
+) -> None:
+    edited = on_postgres(Deployment(tmp_path, spark, COLLECTIONS), request)
+    points = ("sql.before-shadow", "postgres.after-commit", "sql.before-swap", "sql.after-swap")
+    for backfill, point in enumerate(("", *points)):
+        edited.apply((replace(ACCOUNTS, backfill=backfill), TAGS))
+        edited.append(10)
+        if point:
+            assert edited.here.run(point) == CRASHED
+            assert edited.rows(ACCOUNTS), "nobody sees it empty"
+        assert edited.here.run() == 0
+        edited.check(BOTH)
 
 
 # -------------------------------------------------------------------------------------- at random
@@ -231,7 +248,9 @@ def _edit(rng: Random, catalog: Catalog) -> Catalog:
 def _points(edited: Edited) -> list[str]:
     own = edited.committed.partition(".")[0]
     return sorted(
-        name for name in FAILPOINTS if name.startswith(("leader.", f"{own}.after-", "files."))
+        name
+        for name in FAILPOINTS
+        if name.startswith(("leader.", f"{own}.after-", "files.", "sql.", "rebuild."))
     )
 
 

@@ -97,8 +97,9 @@ def check_endpoint(
         return
     _check_config(connector, schemas.config, sources)
     for binding in bindings:
-        if (resource := binding.get("resource")) is not None:
-            report(resource, schemas.resource, sources)
+        for key in ("resource", "renamedFrom"):
+            if (resource := binding.get(key)) is not None:
+                report(resource, schemas.resource, sources)
 
 
 def _check_special(

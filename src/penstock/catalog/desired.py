@@ -125,6 +125,8 @@ class ApplyResult:
 
     version: int
     changes: tuple[Change, ...]
+    tables: tuple[TableEffect, ...] = ()
+    """What it means for tables that were filled before; see `penstock.applying`."""
     files_before: tuple[str, ...] = ()
     """The main files that the catalog before was applied from."""
 
@@ -145,6 +147,26 @@ class ApplyResult:
             for change in self.changes
             if (former := getattr(change.after, "renamed_from", None)) is not None
         }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TableEffect:
+    """What the next run of a task will do to a table, because its catalog has changed."""
+
+    task: str
+    binding: int
+    table: str
+    column: str | None = None
+    """None: it is about all of its rows."""
+    was: str | None = None
+    now: str | None = None
+    """Types of the column."""
+    how: str
+    """`in place`, `rebuild`, `refused`, `binding disabled` or `task disabled`."""
+    says: str
+    """For people: "bigint becomes double precision"."""
+    fix: str | None = None
+    """What to write so that the table can follow."""
 
 
 Check = Callable[[Change], Awaitable[str | None]]
@@ -185,15 +207,16 @@ async def apply(
     catalog: Catalog,
     *,
     check: Check | None = None,
+    objections: Sequence[str] = (),
     dry_run: bool = False,
     files: Sequence[str] | None = None,
     may_remove: Collection[Name] | None = None,
 ) -> ApplyResult:
     """Make `catalog` the desired state; return what that changes, which may be nothing.
 
-    One error lists all of `check`'s objections. If another apply commits between the checks and
-    this commit, the checks run again on the state that it left. `files` are the main files of the
-    catalog; None leaves those that are recorded.
+    One error lists all of `check`'s objections, and those that the caller has of its own. If
+    another apply commits between the checks and this commit, the checks run again on the state
+    that it left. `files` are the main files of the catalog; None leaves those that are recorded.
 
     Of tasks and collections, only those in `may_remove` may be removed, or all of them if it is
     None; otherwise `RemovalRefused` is raised. A dry run may plan to remove anything.
@@ -206,7 +229,7 @@ async def apply(
     while True:
         state = log.state
         changes = plan(state, catalog)
-        await _check(changes, check)
+        await _check(changes, check, objections)
         unchanged = not changes and state.version
         result = ApplyResult(
             version=state.version + (not unchanged), changes=changes, files_before=state.files
@@ -237,12 +260,11 @@ async def _register(schemas: Schemas, catalog: Catalog) -> None:
                 raise outcome
 
 
-async def _check(changes: tuple[Change, ...], check: Check | None) -> None:
-    if check is None:
-        return
-    objections = [(c, why) for c in changes if (why := await check(c)) is not None]
+async def _check(changes: tuple[Change, ...], check: Check | None, others: Sequence[str]) -> None:
+    found = [] if check is None else [(c, why) for c in changes if (why := await check(c))]
+    objections = [*(f"{c.kind.value} {c.name}: {why}" for c, why in found), *others]
     if objections:
-        listed = "\n".join(f"  {c.kind.value} {c.name}: {why}" for c, why in objections)
+        listed = "\n".join(f"  {each}" for each in objections)
         raise ChangeRefused(f"the catalog cannot be applied\n{listed}")
 
 

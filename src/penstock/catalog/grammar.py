@@ -93,6 +93,7 @@ BACKFILL = Key(
     "A counter; raising it reads the source again from its start.", WholeNumber(), default=0
 )
 PRIORITY = Key("Higher priorities are read first.", WholeNumber(), default=0)
+RENAMED_FROM = "The task's former name: it continues from where that task was."
 REDACT_SALT = Key("Salt for `redact: sha256`, in base64.", BASE64)
 EXPECT_PUB_ID = _no_effect(Anything())
 CONFIG = Key("The configuration, or a file that holds it.", INLINE_OR_FILE)
@@ -410,6 +411,7 @@ CAPTURE = KeyedMapping(
             "remove it, and list the bindings: penstock discover proposes those of new resources",
         ),
         "redactSalt": REDACT_SALT,
+        "renamedFrom": Key(RENAMED_FROM, NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,
@@ -452,9 +454,13 @@ MATERIALIZATION_BINDING = KeyedMapping(
         "disable": DISABLE,
         "backfill": BACKFILL,
         "takeover": Key(
-            "Take the resource from the task that fills it: it is emptied and filled again.",
+            "Take the resource from the task that fills it: it is filled again.",
             FLAG,
             default=False,
+        ),
+        "renamedFrom": Key(
+            "The resource that the binding had before: it is renamed, and keeps its rows.",
+            AnyMapping(),
         ),
     },
 )
@@ -529,7 +535,7 @@ MATERIALIZATION = KeyedMapping(
                 },
             ),
         ),
-        "renamedFrom": Key("The task's former name: it continues from where that task was.", NAME),
+        "renamedFrom": Key(RENAMED_FROM, NAME),
         "shards": SHARDS,
         "delete": DELETE,
         "expectPubId": EXPECT_PUB_ID,

@@ -116,9 +116,16 @@ def rebuilds(before: Spec, after: Spec) -> Iterator[Rebuild]:
 def _backfilled(before: Sequence[_Named], after: Sequence[_Named], what: str) -> Iterator[Rebuild]:
     old = _by_name(before)
     for name, binding in _by_name(after).items():
-        if name in old and old[name].backfill != binding.backfill:
+        if name in old and _reads_again(old[name], binding):
             why = f"backfill was {old[name].backfill}, and is {binding.backfill}"
             yield Rebuild(what.format(name), why)
+
+
+def _reads_again(before: _Named, after: _Named) -> bool:
+    """True if a counter was raised; a capture reads again for any other number."""
+    if isinstance(after, CaptureBinding):
+        return before.backfill != after.backfill
+    return after.backfill > before.backfill
 
 
 # -------------------------------------------------------------------------------- names of bindings

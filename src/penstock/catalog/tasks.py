@@ -130,6 +130,7 @@ def build_capture(
         bindings=tuple(bindings),
         interval_s=reading.seconds(node, "interval", CAPTURE_INTERVAL_S),
         redact_salt=node.text_of("redactSalt"),
+        renamed_from=_renamed_from(name, node, "captures", scope),
         shards=_capture_shards(node.get("shards"), scope),
     )
 
@@ -235,7 +236,7 @@ def build_materialization(
         follows=follows,
         on_incompatible=on_incompatible,
         triggers=triggers,
-        renamed_from=_renamed_from(name, node, scope),
+        renamed_from=_renamed_from(name, node, "materializations", scope),
         shards=build_shards(node.get("shards"), scope, max_txn_s=MAX_TXN_MATERIALIZATION_S),
     )
 
@@ -273,15 +274,21 @@ def _materialization_binding(
         disable=reading.flag(node, "disable"),
         backfill=reading.whole(node, "backfill", 0),
         takeover=reading.flag(node, "takeover"),
+        renamed_from=_renamed_resource(node),
     )
 
 
-def _renamed_from(name: str, node: Node, scope: Scope) -> str | None:
+def _renamed_resource(node: Node) -> Frozen | None:
+    given = node.get("renamedFrom")
+    return None if given is None else Frozen(given.plain())
+
+
+def _renamed_from(name: str, node: Node, kind: str, scope: Scope) -> str | None:
     """Return a task's former name, which no other task may have now or continue from."""
     given = node.get("renamedFrom")
     if given is None or given.text is None:
         return None
-    tasks = scope.defined["materializations"]
+    tasks = scope.defined[kind]
     if given.text in tasks:
         message = f'renamedFrom: "{given.text}" is defined as well'
         hint = "remove the task of the old name: this one continues from where it was"

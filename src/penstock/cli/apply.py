@@ -81,6 +81,8 @@ def apply(
     if not settings.json:
         for line in lines(applied):
             stdout.print(line, markup=False)
+        for line in table_lines(applied):
+            stdout.print(line, markup=False)
     if not dry_run:
         if applied.removed and not yes:
             _confirm(applied, mains)
@@ -150,18 +152,12 @@ async def _applied(
     dry_run: bool = False,
     may_remove: Collection[Name] | None,
 ) -> ApplyResult:
-    from penstock.catalog import desired
-    from penstock.catalog.evolution import fits_stored
+    from penstock import applying
     from penstock.journal.inferred import all_inferred
 
     built = build(await all_inferred(store))
-    return await desired.apply(
-        store,
-        built.catalog,
-        check=fits_stored(store, built.collections),
-        dry_run=dry_run,
-        files=_paths(mains),
-        may_remove=may_remove,
+    return await applying.apply(
+        store, built, dry_run=dry_run, files=_paths(mains), may_remove=may_remove
     )
 
 
@@ -189,6 +185,7 @@ def report(applied: ApplyResult, *, dry_run: bool) -> dict[str, object]:
         "version": applied.version,
         "dry_run": dry_run,
         "changes": changes(applied),
+        "tables": tables(applied),
         "removed": [{"kind": kind.value, "name": name} for kind, name in applied.removed],
     }
 
@@ -282,6 +279,18 @@ def _value_text(value: Json | Absent) -> str | None:
 def _cut(text: str, width: int) -> str:
     text = " ".join(text.split())
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def table_lines(applied: ApplyResult) -> Iterator[str]:
+    """Yield what the next runs will do to tables that exist."""
+    for each in applied.tables:
+        column = "" if each.column is None else f".{each.column}"
+        yield f"table   {each.table}{column}: {each.how}: {each.says}"
+
+
+def tables(applied: ApplyResult) -> list[dict[str, object]]:
+    """Return what the next runs will do to tables that exist."""
+    return [dataclasses.asdict(each) for each in applied.tables]
 
 
 def summary(applied: ApplyResult, *, dry_run: bool) -> str:

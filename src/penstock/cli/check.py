@@ -42,6 +42,7 @@ def check(
     """Check a catalog and its imports, and report every error. Does not start Spark.
 
     A change that does not fit the stored documents, or the state of derivations, is an error too.
+    So is one that a table cannot follow whose binding says `abort`.
 
     Example: penstock check catalog.yaml
     """
@@ -64,16 +65,15 @@ def check(
 
 async def _refused(settings: Settings, result: BuildResult) -> ChangeRefused | None:
     """Return why the catalog cannot replace the current one; None if it can."""
-    from penstock.catalog.desired import ChangeRefused, apply
-    from penstock.catalog.evolution import fits_stored
+    from penstock.applying import apply
+    from penstock.catalog.desired import ChangeRefused
     from penstock.deployment import is_there
 
     if not is_there(settings):
         return None
     async with opened(settings) as store:
         try:
-            check = fits_stored(store, result.collections)
-            await apply(store, result.catalog, check=check, dry_run=True)
+            await apply(store, result, dry_run=True)
         except ChangeRefused as refused:
             return refused
     return None

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import (
     append,
     apply,
+    backfill,
     bench,
     check,
     cluster,
@@ -98,6 +99,7 @@ register(
     if_stopped=_KEPT,
 )
 register(app, status.status)
+register(app, backfill.backfill, if_stopped=_REQUESTED)
 register(app, logs.logs)
 register(app, preview.preview, if_stopped="nothing was published")
 register(app, journals.journals)
@@ -126,12 +128,16 @@ register(app, doctor.doctor)
 register(app, prepare.prepare, if_stopped="there is no archive; run it again")
 
 tasks = typer.Typer(
-    name="task", cls=CommandGroup, help="Stop, start and delete tasks.", no_args_is_help=True
+    name="task",
+    cls=CommandGroup,
+    help="Stop, start and delete tasks, or take tables over.",
+    no_args_is_help=True,
 )
 register(tasks, task.close_now, if_stopped=_REQUESTED)
 register(tasks, task.stop, if_stopped=_REQUESTED)
 register(tasks, task.start, if_stopped=_REQUESTED)
 register(tasks, task.delete, if_stopped="the task may be half deleted; run it again")
+register(tasks, backfill.takeover, if_stopped=_REQUESTED)
 app.add_typer(tasks)
 
 connectors = typer.Typer(

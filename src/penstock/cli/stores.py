@@ -44,9 +44,9 @@ async def current_catalog(store: Consensus, settings: Settings, *, yes: bool = F
 
     Unless it is agreed to by `yes`, that removes no task and no collection.
     """
+    from penstock import applying
     from penstock.catalog import desired
     from penstock.catalog.build import build_valid
-    from penstock.catalog.evolution import fits_stored
     from penstock.connectors.builtin import BUILTIN
     from penstock.journal.inferred import all_inferred
     from penstock.runtime.awaited import store_at
@@ -62,11 +62,9 @@ async def current_catalog(store: Consensus, settings: Settings, *, yes: bool = F
                 inferred=await all_inferred(store),
             )
         if given is not None:
-            check = fits_stored(store, given.collections)
-            await desired.apply(
+            await applying.apply(
                 store,
-                given.catalog,
-                check=check,
+                given,
                 files=[str(main.resolve()) for main in settings.catalog],
                 may_remove=None if yes else (),
             )

@@ -232,6 +232,8 @@ class CaptureSpec:
     bindings: tuple[CaptureBinding, ...]
     interval_s: int = 300
     redact_salt: str | None = None
+    renamed_from: str | None = None
+    """The task's former name: it continues from where that task was."""
     shards: Shards
 
 
@@ -265,7 +267,9 @@ class MaterializationBinding:
     disable: bool = False
     backfill: int = 0
     takeover: bool = False
-    """Take the resource even from another task; it is emptied first."""
+    """Take the resource even from another task; it is filled again."""
+    renamed_from: Frozen | None = None
+    """The resource that the binding had before: it is renamed, and the binding goes on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

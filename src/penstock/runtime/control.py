@@ -88,6 +88,8 @@ class Control:
     """Committed so far, in all sessions."""
     kept_from_running: bool = False
     """It stops because it may not run for now."""
+    begins_anew: bool = False
+    """The session ends, and another one follows: what it was built from has changed."""
     _asked: list[Event] = field(default_factory=list)
     _wake: Callable[[], None] = lambda: None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,6 +140,11 @@ class Control:
             self.kept_from_running = True
             self.stop()
 
+    def begin_anew(self) -> None:
+        """End the session at its next transaction boundary, and begin another."""
+        self.begins_anew = True
+        self._wake()
+
     def abort(self) -> None:
         """End at once."""
         self.stop()
@@ -151,7 +158,8 @@ class Control:
     def take(self) -> list[Event]:
         """Return what was asked for since the last call; a stop, at every call."""
         asked, self._asked = self._asked, []
-        return [*asked, StopRequested(), CloseRequested()] if self.is_stopping() else asked
+        ends = self.is_stopping() or self.begins_anew
+        return [*asked, StopRequested(), CloseRequested()] if ends else asked
 
     async def pause(self, seconds: float) -> None:
         """Sleep, unless or until a stop is asked for."""

@@ -19,12 +19,20 @@ from penstock.runtime.capture import build as capture
 from penstock.runtime.connector.capture import Capture
 from penstock.runtime.connector.materialize import Materialization
 from penstock.runtime.derive import build as derive
+from penstock.runtime.history import History
 from penstock.runtime.materialize import build as materialize
 from penstock.runtime.ops import TaskKindName
 from penstock.runtime.session import RunnableTask
 
 TaskSpec: TypeAlias = CaptureSpec | CollectionSpec | MaterializationSpec
 """A task that can be run, as a catalog declares it; a derivation is its collection."""
+
+
+TaskDisabled = materialize.TaskDisabled
+Outlook = materialize.Outlook
+outlooks = materialize.outlooks
+described = materialize.described
+refill_fix = materialize.refill_fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +109,13 @@ def build_task(
     *,
     shards: int | None = None,
     name: str | None = None,
+    history: History | None = None,
 ) -> RunnableTask:
     """Build a task of any kind. May ask its endpoint, by what `connect` makes, and block."""
     if isinstance(spec, CaptureSpec):
         return capture.build(catalog, spec, connect.capture, name=name)
     if isinstance(spec, MaterializationSpec):
-        return materialize.build(catalog, spec, connect.materialization, shards=shards, name=name)
+        return materialize.build(
+            catalog, spec, connect.materialization, shards=shards, name=name, history=history
+        )
     return derive.build(catalog, spec, shards=shards, name=name)

@@ -74,6 +74,8 @@ class ReadingSession(SessionLoop[R]):
     ) -> None:
         super().__init__(task, world, control, recorder, publisher)
         self.shuffle: Session
+        self.until_revision = control.until_revision
+        """End when all that was committed up to it is part of a transaction; None: run on."""
         self._asked = False
         """A checkpoint was asked for, and the machine does not have it yet."""
         self._queued = False
@@ -106,8 +108,8 @@ class ReadingSession(SessionLoop[R]):
 
     def after_step(self, event: Event | None) -> None:
         """Keep one request for a checkpoint outstanding while the machine holds none."""
-        if event is None and self.control.until_revision is not None:
-            self.in_background(self._watch_catching_up(self.control.until_revision))
+        if event is None and self.until_revision is not None:
+            self.in_background(self._watch_catching_up(self.until_revision))
         if isinstance(event, CheckpointReady):
             self._asked = self._queued = False
             self._show_taken(event.checkpoint)
@@ -116,6 +118,11 @@ class ReadingSession(SessionLoop[R]):
             self._asked = True
             self.in_background(self._next_checkpoint())
         self._stop_if_caught_up()
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True if it has come to its end, and was not stopped before."""
+        return self._ending
 
     def _show_taken(self, checkpoint: Checkpoint) -> None:
         """Say how much was taken in; and in batch mode, of how much."""

@@ -14,7 +14,9 @@ map into a `Recovered`.
     trigger-params, trigger-params-hinted     variables awaiting delivery            commit, hint
     last-applied                              fingerprint and spec last applied      apply
     committed-close, hinted-close             clocks                                 commit, hint
-    VK:{resource}                             least backfill counter that may run    before apply
+    VK:{resource}                             least generation that may run          before apply
+    CK:{resource}                             `backfill` of the catalog, as of then  before apply
+    RK:{resource}                             request to fill it again that was met  before apply
     leader                                    the process that runs the task         taking over
 
 **Hinted and committed.** A transaction's extents are *hinted* before anything visible
@@ -30,8 +32,9 @@ gone stay in the log and out of the session, and count all the same:
   binding that is disabled just now finds its rows stored when it comes back.
 - Of one that was not committed, the part of the bindings that are there is replayed. The rest never
   happened: it is read when the binding comes back.
-- A backfill is a new state key. Its table is emptied for it, so the counter never goes down, and
-  positions under lower ones are dropped before the table is.
+- A backfill is a new state key: the resource and a *generation*, which rises by a higher `backfill`
+  of the catalog, by a request, or by a change that the table cannot follow. It never goes down: the
+  table is filled again for it, and positions under lower ones are dropped before.
 """
 
 from __future__ import annotations
@@ -159,9 +162,12 @@ _APPLIED: Final = b"last-applied"
 _COMMITTED_CLOSE: Final = b"committed-close"
 _HINTED_CLOSE: Final = b"hinted-close"
 _LEAST_BACKFILL: Final = b"VK:"
+_SEEN_BACKFILL: Final = b"CK:"
+_MET_REQUEST: Final = b"RK:"
 LEADER: Final = b"leader"
 """Says nothing of the task itself (`runtime.leadership`)."""
 
+_PREFIX_BYTES: Final = 3
 _CLOCK_BYTES: Final = 8
 _PRODUCER_BYTES: Final = 6
 _NOBODY: Final = 1 << 40
@@ -223,6 +229,45 @@ def _reads_all(binding: int, journal: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How often a resource was filled from its beginning, and for what."""
+
+    current: int
+    seen: int
+    """The `backfill` of the catalog that counts; only a higher one fills the resource again."""
+    met: int = 0
+    """The request that was met last."""
+
+    def next(self, *, backfill: int, request: int) -> int:
+        """Return the generation to run, given the catalog's counter and the last request."""
+        if backfill > self.seen or request not in (0, self.met):
+            return max(self.current + 1, backfill)
+        return self.current
+
+
+def generations(entries: Entries) -> dict[str, Generation]:
+    """Return what a recovery log knows of the resources that were ever filled, by name."""
+    current = {name: _counter_in(value) for name, value in _under(entries, _LEAST_BACKFILL)}
+    for key in filter(_is_of_binding, entries):
+        resource, generation = split_state_key(_state_key_of(key))
+        current[resource] = max(current.get(resource, 0), generation)
+    seen = {name: _counter_in(value) for name, value in _under(entries, _SEEN_BACKFILL)}
+    met = {name: _counter_in(value) for name, value in _under(entries, _MET_REQUEST)}
+    return {
+        name: Generation(current=at, seen=seen.get(name, at), met=met.get(name, 0))
+        for name, at in current.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a binding was asked for when its generation was chosen."""
+
+    backfill: int
+    request: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The durable names of a task's bindings: their state keys, by index."""
@@ -231,6 +276,8 @@ class Layout:
     reads: Callable[[int, str], bool] = _reads_all
     """True if a binding reads a journal, as its source is selected now. Only what is read can be
     replayed."""
+    wanted: Mapping[int, Wanted] = field(default_factory=dict)
+    """Of bindings whose generation is kept in the log; it is their catalog's counter otherwise."""
 
     def encode(self, persist: Persist, entries: Entries) -> tuple[Op, ...]:
         """Encode a `Persist` as the record to append to these entries."""
@@ -311,26 +358,48 @@ class Layout:
         )
 
     def supersede(self, entries: Entries) -> tuple[Op, ...]:
-        """Return the record that raised backfill counters need before their tables are emptied.
+        """Return the record that raised generations need before their tables are filled again.
 
-        Raises `UserError` for a counter that went down: its positions would be those of a table
-        that was emptied since.
+        Raises `UserError` for one that went down: its positions would be those of a table that was
+        filled again since.
         """
-        least: dict[str, int] = {
-            name: int.from_bytes(value, "big") for name, value in _under(entries, _LEAST_BACKFILL)
-        }
-        known = {key: _backfill_of(_state_key_of(key)) for key in entries if _is_of_binding(key)}
-        for resource, backfill in known.values():
-            least[resource] = max(least.get(resource, 0), backfill)
+        known = {key: split_state_key(_state_key_of(key)) for key in entries if _is_of_binding(key)}
+        before = generations(entries)
         record: list[Op] = []
         for index, state_key in sorted(self.state_keys.items()):
-            resource, backfill = _backfill_of(state_key)
-            if backfill < least.get(resource, 0):
-                raise _lowered(index, resource, backfill, least[resource])
-            old = [key for key, of in known.items() if of[0] == resource and of[1] < backfill]
-            if old:
-                record.append(("max", _LEAST_BACKFILL + resource.encode(), _counter_out(backfill)))
-                record += [("del", key, b"") for key in sorted(old)]
+            resource, generation = split_state_key(state_key)
+            was = before.get(resource)
+            if was is not None and generation < was.current:
+                raise _lowered(index, resource, generation, was.current)
+            old = [key for key, of in known.items() if of[0] == resource and of[1] < generation]
+            wanted = self.wanted.get(index)
+            if old or wanted is not None:
+                record.append(("max", _LEAST_BACKFILL + resource.encode(), _counter(generation)))
+            record += [("del", key, b"") for key in sorted(old)]
+            if wanted is not None:
+                record.append(
+                    ("put", _SEEN_BACKFILL + resource.encode(), _counter(wanted.backfill))
+                )
+            if wanted is not None and wanted.request:
+                record.append(("put", _MET_REQUEST + resource.encode(), _counter(wanted.request)))
+        return tuple(op for op in record if op[0] == "del" or entries.get(op[1]) != op[2])
+
+    def rename(self, entries: Entries, renames: Mapping[int, str]) -> tuple[Op, ...]:
+        """Return the record that gives bindings what is kept under the former name of a resource.
+
+        `renames` are former names by binding. A name that nothing is kept under was moved before.
+        """
+        current = {split_state_key(state_key)[0] for state_key in self.state_keys.values()}
+        filled = {split_state_key(_state_key_of(key))[0] for key in entries if _is_of_binding(key)}
+        known = generations(entries)
+        record: list[Op] = []
+        for index, old in sorted(renames.items()):
+            new, _ = split_state_key(self.state_keys[index])
+            if old == new or old not in known:
+                continue
+            if old in current or {old, new} <= filled:
+                raise _not_renamed(index, old, new, is_bound=old in current)
+            record += _renamed(entries, old, new)
         return tuple(record)
 
     def forget(self, entries: Entries, kept: Frontier) -> tuple[Op, ...]:
@@ -350,9 +419,20 @@ class Layout:
         )
 
 
-def has_positions(entries: Entries) -> bool:
-    """True if a log has a position of any binding, present or past."""
-    return any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
+def last_applied(entries: Entries) -> bytes | None:
+    """Return the task as it was applied last, if a log knows of it."""
+    return entries.get(_APPLIED)
+
+
+def has_progress(entries: Entries) -> bool:
+    """True if a task has read or stored anything, by any binding, present or past."""
+    known = entries.get(_STATE, b"{}") not in (b"{}", b"null")
+    return known or any(key.startswith((_COMMITTED, _HINTED)) for key in entries)
+
+
+def task_of(log: str) -> str:
+    """Return the task whose recovery log has this name (`log_name`)."""
+    return log.removeprefix(_LOGS["capture"]).removeprefix(_LOGS["derivation"])
 
 
 def _frontier(
@@ -424,14 +504,51 @@ def _state_key_of(key: bytes) -> str:
     return _place(key, _COMMITTED)[1]  # prefixes of positions are of one length
 
 
-def _backfill_of(state_key: str) -> tuple[str, int]:
-    """Split a state key into its resource and its backfill counter."""
+def split_state_key(state_key: str) -> tuple[str, int]:
+    """Split a state key into its resource and its generation."""
     resource, _, counter = state_key.rpartition(".v")
     return (resource, int(counter)) if counter.isdecimal() else (state_key, 0)
 
 
-def _counter_out(counter: int) -> bytes:
+def _renamed(entries: Entries, old: str, new: str) -> Iterator[Op]:
+    """Yield what moves all that is kept under one resource to another."""
+    for key, value in sorted(entries.items()):
+        prefix = key[:_PREFIX_BYTES]
+        if _is_of_binding(key):
+            resource, generation = split_state_key(_state_key_of(key))
+            state_key = f"{new}.v{generation}"
+            if resource != old:
+                continue
+            if prefix == _MAX_KEY:
+                moved = prefix + state_key.encode()
+            else:
+                journal, _, _ = _place(key, prefix)
+                moved = prefix + f"{journal}\0{state_key}\0".encode() + key[-_PRODUCER_BYTES:]
+        elif prefix in (_LEAST_BACKFILL, _SEEN_BACKFILL, _MET_REQUEST) and (
+            key[_PREFIX_BYTES:] == old.encode()
+        ):
+            moved = prefix + new.encode()
+        else:
+            continue
+        yield "del", key, b""
+        yield "put", moved, value
+
+
+def _not_renamed(index: int, old: str, new: str, *, is_bound: bool) -> UserError:
+    return UserError(
+        f"binding {index} cannot go on as {new} from where {old} was",
+        where=f"binding {index}: renamedFrom",
+        why=f"another binding of the task is {old}" if is_bound else "both have stored documents",
+        fix="remove renamedFrom, or name the resource that the binding had before",
+    )
+
+
+def _counter(counter: int) -> bytes:
     return counter.to_bytes(_CLOCK_BYTES, "big")  # bytes sort as counters do
+
+
+def _counter_in(value: bytes) -> int:
+    return int.from_bytes(value, "big")
 
 
 def _lowered(index: int, resource: str, backfill: int, least: int) -> UserError:

@@ -27,8 +27,9 @@ from penstock.runtime.recovery import (
     Entries,
     Op,
     RecoveryMachine,
-    has_positions,
+    has_progress,
     recovery_key,
+    task_of,
 )
 
 Log = StateLog[Entries, tuple[Op, ...]]
@@ -59,11 +60,11 @@ async def lead(
             await log.append(lambda state: (*_copy(move[0], origin), *claim(state)))
             failpoints.hit(_TAKEN)
     if (moved := _read(log.state, _MOVED_TO)) is not None:
+        new = task_of(moved[0])
         raise UserError(
-            f"{task} goes on as {moved[0]}",
+            f"{task_of(task)} goes on as {new}",
             why="it was renamed, and two tasks would store everything twice",
-            fix=f"run {moved[0]}; give this one another name; or go back with "
-            f"`renamedFrom: {moved[0]}`",
+            fix=f"run {new}; give this one another name; or go back with `renamedFrom: {new}`",
         )
     return log
 
@@ -92,8 +93,8 @@ async def _moved(store: Consensus, old: str, new: str, claim: Claim) -> tuple[En
     moved = _read(state, _MOVED_TO)
     if moved is None or moved[0] != new:
         raise UserError(
-            f"{old} was renamed to {moved[0] if moved else 'another'} already",
-            where=f"{new}: renamedFrom",
+            f"{task_of(old)} was renamed to {task_of(moved[0]) if moved else 'another'} already",
+            where=f"{task_of(new)}: renamedFrom",
             fix="name the last of its names",
         )
     return state, moved[1]
@@ -101,10 +102,10 @@ async def _moved(store: Consensus, old: str, new: str, claim: Claim) -> tuple[En
 
 async def _check_unused(store: Consensus, new: str, old: str) -> None:
     state = (await load_log(store, recovery_key(new), RecoveryMachine())).state
-    if _MOVED_TO not in state and has_positions(state):
+    if _MOVED_TO not in state and has_progress(state):
         raise UserError(
-            f"{new} has stored documents of its own, and {old} has too",
-            where=f"{new}: renamedFrom",
+            f"{task_of(new)} has stored documents of its own, and {task_of(old)} has too",
+            where=f"{task_of(new)}: renamedFrom",
             why="what two tasks have read cannot be joined",
             fix="remove renamedFrom, or give the task a name that is new",
         )

@@ -6,12 +6,18 @@ acts on counts that grow meanwhile, and requests to a task that was not running 
 `stop` is durable: the log holds since when the task is kept from running, until `start` takes that
 back. A process that runs the task ends it at its next transaction boundary; one that is about to
 run it does not, or waits for `start` if it runs tasks for ever.
+
+`backfill` is durable too: the log holds the time of the last request for each resource of a task.
+The session that finds a request which its recovery log has not met yet meets it, exactly once; one
+that runs ends for that, and the next one follows. `takeover` is such a request for a resource that
+may belong to another task.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -24,6 +30,8 @@ from penstock.consensus.store import Consensus
 CLOSE_NOW: Final = "close-now"
 STOP: Final = "stop"
 START: Final = "start"
+BACKFILL: Final = "backfill"
+TAKEOVER: Final = "takeover"
 
 _PREFIX: Final = "request/"
 
@@ -34,6 +42,17 @@ class Obeys(Protocol):
     def close_now(self) -> None: ...
 
     def stop_for_now(self) -> None: ...
+
+    def begin_anew(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refills:
+    """The resources of a task that are to be filled again: the last request for each."""
+
+    requests: Mapping[str, int] = field(default_factory=dict)
+    takeovers: frozenset[str] = frozenset()
+    """Those that may be another task's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,11 @@ class _Machine:
         what, _, at = diff.partition(" ")
         if what == STOP:
             return {**state, STOP: int(at)}
+        if what in (BACKFILL, TAKEOVER):
+            number, _, resource = at.partition(" ")
+            others = {k: v for k, v in state.items() if k != f"{TAKEOVER} {resource}"}
+            taken = {f"{TAKEOVER} {resource}": int(number)} if what == TAKEOVER else {}
+            return {**others, **taken, f"{BACKFILL} {resource}": int(number)}
         if what == START:
             return {name: count for name, count in state.items() if name != STOP}
         return {**state, what: state.get(what, 0) + 1}
@@ -74,6 +98,32 @@ async def close_now(store: Consensus, task: str) -> None:
     """Ask the process that runs the task now to close its open transaction."""
     log = await StateLog.open(store, _key(task), _Machine())
     await log.append(lambda _: CLOSE_NOW)
+
+
+async def refill(
+    store: Consensus, task: str, resources: Sequence[str], *, at: int, takeover: bool = False
+) -> None:
+    """Ask that resources are filled again; `at` tells this request from all others."""
+    log = await StateLog.open(store, _key(task), _Machine())
+    what = TAKEOVER if takeover else BACKFILL
+    for resource in resources:
+        diff = f"{what} {at} {resource}"
+        await log.append(lambda _, diff=diff: diff)  # type: ignore[misc]
+
+
+async def refills(store: Consensus, *tasks: str | None) -> Refills:
+    """Return what is asked of a task, under its name or a former one; the first counts more."""
+    found: dict[str, int] = {}
+    takeovers: set[str] = set()
+    for task in reversed([each for each in tasks if each is not None]):
+        state = (await load_log(store, _key(task), _Machine())).state
+        for key, number in state.items():
+            what, _, resource = key.partition(" ")
+            if what == BACKFILL:
+                found[resource] = number
+            elif what == TAKEOVER:
+                takeovers.add(resource)
+    return Refills(found, frozenset(takeovers))
 
 
 async def stop(store: Consensus, task: str, *, at: int) -> bool:
@@ -119,6 +169,12 @@ async def obey(store: Consensus, task: str, control: Obeys) -> None:
             asked = followed.replica.state
             if known is not None and asked.get(CLOSE_NOW, 0) > known.get(CLOSE_NOW, 0):
                 control.close_now()
+            if known is not None and _refills(asked) != _refills(known):
+                control.begin_anew()
             if STOP in asked:
                 control.stop_for_now()
             known = asked
+
+
+def _refills(state: Mapping[str, int]) -> dict[str, int]:
+    return {key: number for key, number in state.items() if key.startswith(f"{BACKFILL} ")}

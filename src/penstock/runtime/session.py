@@ -111,6 +111,11 @@ _PERSISTED: Final[Mapping[RecordKind, str]] = {
 }
 
 
+_MOVED = failpoints.declare(
+    "rename.after-binding", "positions are kept under the new name of a table"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """Where a leader lives: the stores, Spark, and the time."""
@@ -136,6 +141,7 @@ class Ended(enum.Enum):
 
     STOPPED = "as it was asked to, or after its number of transactions"
     REPLAYED = "after the one transaction that it had to repeat"
+    REBUILT = "after tables that were filled again have replaced those before"
     PAUSED = "at the end of what its source has for now"
 
 
@@ -184,12 +190,36 @@ class Recorder:
 
         What is done about a living process that runs the task, `control` says.
         """
-        log = await _led(task, world, control, renamed_from)
-        recorder = cls(task.name, log, layout)
-        failpoints.hit(_LEADS)
+        recorder = await cls.take_over(task, world, control, renamed_from=renamed_from)
         with control.waits.on(task.name, STORE):
-            await recorder._supersede()
+            await recorder.lay_out(layout)
         return recorder
+
+    @classmethod
+    async def take_over(
+        cls,
+        task: RunnableTask,
+        world: World,
+        control: Control,
+        *,
+        renamed_from: str | None = None,
+    ) -> Recorder:
+        """Take a task's recovery log over, which decides how it is laid out (`lay_out`)."""
+        log = await _led(task, world, control, renamed_from)
+        recorder = cls(task.name, log, Layout({}))
+        failpoints.hit(_LEADS)
+        return recorder
+
+    async def lay_out(self, layout: Layout, renamed: Mapping[int, str] | None = None) -> None:
+        """Use a layout; what a raised backfill makes obsolete is dropped, for good.
+
+        `renamed` are the former names of resources, by binding.
+        """
+        self.layout = layout
+        if moved := layout.rename(self.log.state, renamed or {}):
+            await self._append(moved)
+            failpoints.hit(_MOVED)
+        await self._supersede()
 
     @property
     def epoch(self) -> int:
@@ -224,7 +254,8 @@ class Recorder:
         """Drop positions of tables that are to be emptied: before they are, and for good."""
         if superseded := self.layout.supersede(self.log.state):
             await self._append(superseded)
-            failpoints.hit(_SUPERSEDED)
+            if any(what == "del" for what, _, _ in superseded):
+                failpoints.hit(_SUPERSEDED)
 
     async def prune(
         self, recovered: Recovered, collections: Iterable[str], world: World

@@ -78,8 +78,9 @@ async def _supervised(
             control.activity.starts()
             committed = control.transactions
             try:
+                control.begins_anew = False
                 ended = await task.run_session(world, control)
-                if ended is Ended.STOPPED:
+                if ended is Ended.STOPPED and not control.begins_anew:
                     return
                 if ended is Ended.REPLAYED:
                     _log.info("%s: replayed the transaction that was open", task.name)

@@ -121,6 +121,11 @@ class Binding:
         """The key of its progress: unique in the task, and the same in its next version."""
         return self.read_suffix.rpartition("/")[2]
 
+    def at_generation(self, generation: int) -> Binding:
+        """Return the same binding, which reads its source from the start for this generation."""
+        name = self.read_suffix.rpartition(".v")[0]
+        return replace(self, read_suffix=f"{name}.v{generation}")
+
     @property
     def _shown(self) -> str:
         return self.read_suffix if len(self.read_suffix) <= 80 else f"{self.read_suffix[:80]}…"
@@ -221,7 +226,7 @@ def materialization_bindings(
         collection = _collection(catalog, binding.source, where)
         key = _group_key(binding, collection, where)
         resource = (path or _texts)(binding.resource.value) or (collection.name,)
-        name = f"{','.join(map(encode_value, resource))}.v{binding.backfill}"
+        name = f"{resource_name(resource)}.v{binding.backfill}"
         bindings.append(
             Binding(
                 index=index,
@@ -235,6 +240,11 @@ def materialization_bindings(
             )
         )
     return _of_task(task, bindings)
+
+
+def resource_name(path: Sequence[str]) -> str:
+    """Return the name under which the progress of a resource is kept."""
+    return ",".join(map(encode_value, path))
 
 
 def derivation_bindings(catalog: Catalog, collection: CollectionSpec) -> tuple[Binding, ...]:

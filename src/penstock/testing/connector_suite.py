@@ -27,6 +27,7 @@ from penstock.runtime.connector.materialize import (
     Constraint,
     FencedEndpoint,
     Materialization,
+    Rebuilds,
     Staged,
 )
 from penstock.runtime.materialize.fields import Mode
@@ -160,6 +161,11 @@ def open_preview(
         place.directory, binds, lambda *_: preview, config=place.config, name="acme/views/preview"
     )
     return SinkRun.start(what, epoch=epoch)
+
+
+def _kept(run: SinkRun) -> int:
+    """Return how many rows a table of one row has after a rebuild of it has begun."""
+    return int(isinstance(run.session, Rebuilds))
 
 
 class SinkSuite:
@@ -325,7 +331,7 @@ class SinkSuite:
         run.close()
         again = (Bind(schema=COUNTED.schema, table="one", backfill=1), PAIR[1])
         first = start(place, *again, epoch=2, last=run)
-        assert (place.rows("one"), len(place.rows("two"))) == ([], 1)
+        assert (len(place.rows("one")), len(place.rows("two"))) == (_kept(first), 1)
         first.transaction([{"k": 3, "n": 3}], [])
         first.close()
         # Its record was lost: it is applied again with the spec before, and the rows are current.
@@ -375,7 +381,7 @@ class SinkSuite:
         filled(place)
         with pytest.raises(ConnectorError, match=r"table .*t belongs to acme/views") as refused:
             start(place, SUMS, name="acme/other")
-        for way in ("renamedFrom: acme/views", "takeover: true", "another table"):
+        for way in ("renamedFrom: acme/views", "penstock task takeover", "another table"):
             assert way in str(refused.value)
         assert sums(place) == {1: 1, 2: 2}
         elsewhere = Bind(schema=SUMS.schema, table="u")
@@ -395,7 +401,7 @@ class SinkSuite:
         old.transaction([{"k": 1, "n": 1}])
         staged = old.stage([{"k": 1, "n": 100}])
         new = start(place, TAKEN, name="acme/other")
-        assert place.rows() == []
+        assert len(place.rows()) == _kept(new)
         new.transaction([{"k": 1, "n": 5}])
         with pytest.raises(FencedEndpoint):
             old.commit(staged)
@@ -713,7 +719,7 @@ class SqlSinkSuite(SinkSuite):
         assert "raise `backfill`" in str(refused.value)
         assert "is needed" in str(refused.value)
         run = start(place, Bind(schema=texts, backfill=1), epoch=2, last=run)
-        assert place.rows() == []
+        assert [(row["k"], row["v"]) for row in place.rows()] == [(1, 1)], "until all are there"
         run.transaction([{"k": 1, "v": "one"}])
         assert [(row["k"], row["v"]) for row in place.rows()] == [(1, "one")]
 

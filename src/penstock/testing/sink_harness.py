@@ -31,6 +31,7 @@ from penstock.native.arrow import to_arrow
 from penstock.runtime.connector.common import SparkAttempt
 from penstock.runtime.connector.materialize import (
     Materialization,
+    Rebuilds,
     SinkSession,
     SinkTask,
     Staged,
@@ -141,8 +142,17 @@ class SinkRun:
         return cls(what, what.connector.open(what.sink_task, epoch=epoch, state=state), epoch)
 
     def transaction(self, *documents: Sequence[Document], through_pickle: bool = True) -> None:
-        """Store documents of each binding, and commit."""
+        """Store documents of each binding, and commit; they are all there are for a rebuild."""
         self.commit(self.stage(*documents, through_pickle=through_pickle))
+        self.swap()
+
+    def swap(self) -> None:
+        """End a rebuild, if there is one, as the leader does when all documents are stored."""
+        if isinstance(self.session, Rebuilds) and self.session.rebuilding:
+            self.session.swap()
+            self.session.close()
+            task = self.built.sink_task
+            self.session = self.built.connector.open(task, epoch=self.epoch, state=None)
 
     def commit(self, staged: Sequence[Staged], checkpoint: bytes | None = None) -> Sequence[Json]:
         self.clock += 1

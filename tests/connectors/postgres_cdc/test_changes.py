@@ -436,6 +436,19 @@ def test_a_binding_that_was_away_is_read_again(url: str) -> None:
     assert 1 in driver.rows("items"), "nobody saw that it was deleted: the page says so"
 
 
+def test_a_task_that_was_renamed_goes_on_with_its_slot_and_publication(url: str) -> None:
+    ran(url, ITEMS, FILLED)
+    driver = Driver(url, ["items"])
+    driver.run()
+    before = slots(url)
+    ran(url, "UPDATE items SET amount = 0 WHERE id < 4")
+    driver.task = "acme/renamed"
+    driver.run()
+    assert ops(driver)[10:] == "uuu", "nothing is read again, and nothing is missed"
+    assert slots(url) == before
+    driver.check()
+
+
 def test_a_log_that_others_fill_is_let_go_of(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.connectors.postgres_cdc.session.HEARTBEAT_S", 0.2)
     ran(url, ITEMS, "CREATE TABLE noise (id int)")

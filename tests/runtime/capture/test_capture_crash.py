@@ -74,3 +74,22 @@ def test_a_crash_loses_nothing_and_doubles_nothing(
     assert sqlite_rows(views, "acme/accounts") == reduced(accounts(0, 65))
     assert sqlite_rows(views, "acme/others", "others") == reduced(accounts(100, 40))
     assert case.captured() == 105
+
+
+@pytest.mark.parametrize(
+    "point", ["rename.after-moved", "rename.after-taken", "capture.after-poll"]
+)
+def test_a_renamed_capture_goes_on_from_where_it_was(
+    prepared: Capturing, tmp_path: Path, point: str
+) -> None:
+    case = prepared.copy(tmp_path / "case")
+    (source,) = FILES["captures"].values()
+    renamed = {**FILES, "captures": {"acme/new": {**source, "renamedFrom": "acme/source"}}}
+    case.prepare(json.dumps(renamed))
+    assert case.run(point) == CRASHED
+    assert case.run() == 0
+    views = case.directory / "views.db"
+    assert sqlite_rows(views, "acme/accounts") == reduced(accounts(0, 65))
+    assert case.captured() == 105, "no file is read twice"
+    case.prepare(json.dumps(FILES))
+    assert case.run() == 1, "the old name goes on as the new one"

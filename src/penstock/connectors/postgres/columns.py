@@ -113,6 +113,8 @@ def fit(field: TargetField, live: str) -> Fit:
         return Fit.HOLDS
     if live in _WIDEN.get(needed, ()):
         return Fit.WIDENS
+    if needed == _DOUBLE and live == _BIGINT:
+        return Fit.CONVERTS  # rounded as a document is that is read with a number there
     if needed == _TEXT and _LIMITED_TEXT.fullmatch(live):
         return Fit.WIDENS
     if needed == _NUMERIC and (limited := _LIMITED_NUMBER.fullmatch(live)):

@@ -58,7 +58,6 @@ class PostgresDialect(Dialect):
     )
     # Tasks that make the same schema at the same time fail otherwise.
     ddl_lock = f"SELECT pg_advisory_xact_lock({0x70656E73746F636B})"
-    empty = "TRUNCATE {0}"
     # A NUMERIC column made by others would hold what no integer of a collection can be.
     checked_sums = {Kind.LONG: "CAST({0} AS bigint)"}  # noqa: RUF012 - a constant
     record_types = RecordTypes(binary="bytea", instant="timestamptz")

@@ -176,6 +176,10 @@ class Postgres(SqlSink[PostgresConnection]):
             fix=f"GRANT CREATE, USAGE ON SCHEMA {quoted(schema)} TO {quoted(user)}",
         )
 
+    def shadow(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """Where staged rows are, out of the way of those who look for tables."""
+        return STAGE, f"rebuild_{self.digest(path)}"
+
     # Previews
 
     def place(self, path: tuple[str, ...]) -> tuple[str, ...]:

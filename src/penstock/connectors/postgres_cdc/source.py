@@ -130,7 +130,10 @@ class PostgresChanges:
         self.waiting = None
         resources = [self._resource(each.resource.value) for each in opening.bindings]
         names = [name for name, _ in resources]
-        publication = self._publication or f"penstock_{tables.task_hash(opening.task)}"
+        progress = ChangesProgress() if opening.preview else ChangesProgress.of(opening.state)
+        # A task that was renamed goes on with its slot, and with the publication of that.
+        made = (progress.slot or "").rpartition("_")[0]
+        publication = self._publication or made or f"penstock_{tables.task_hash(opening.task)}"
         with self.connected() as connection, contextlib.ExitStack() as opened:
             check_server(connection, self.server)
             replication = Replication(self.server)
@@ -145,7 +148,7 @@ class PostgresChanges:
             start = begin(
                 connection,
                 self.server,
-                ChangesProgress() if opening.preview else ChangesProgress.of(opening.state),
+                progress,
                 bound,
                 system=replication.system(),
                 task=opening.task,

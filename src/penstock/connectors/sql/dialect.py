@@ -43,6 +43,7 @@ class Fit(enum.Enum):
 
     HOLDS = "it holds every value as it is"
     WIDENS = "it does once its type is widened, which keeps the values in it"
+    CONVERTS = "its type can be changed if this task has filled it: documents read as its values do"
     FAILS = "it cannot hold the values"
 
 
@@ -94,8 +95,6 @@ class Dialect(abc.ABC):
     """Within a transaction: makes tasks that create tables at the same time stand in line."""
     can_alter: ClassVar[bool] = True
     """True if ALTER TABLE changes types, drops NOT NULL and adds keys."""
-    empty: ClassVar[str] = "DELETE FROM {0}"
-    """Removes all rows of a table."""
     table_options: ClassVar[str] = ""
     """Follows the columns in CREATE TABLE."""
     least: ClassVar[str] = "LEAST"

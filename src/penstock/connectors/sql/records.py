@@ -7,10 +7,11 @@ in the statement that stores the new checkpoint. So an older session finds that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from penstock.connectors import ownership
-from penstock.connectors.ownership import Found, TableRecord
+from penstock.connectors.ownership import Claim, Found, TableRecord
 from penstock.connectors.sql.dialect import Dialect, LiveTable, SqlConnection
 from penstock.connectors.sql.statements import quoted
 from penstock.runtime.connector.materialize import FencedEndpoint, SinkTask, Target
@@ -105,7 +106,12 @@ class Records:
     def make(self, connection: SqlConnection) -> None:
         """Create the table of records, or bring an older release's table up to date."""
         types = self._dialect.record_types
-        newer = {"task": types.text, "filled": types.boolean, **self.identity_columns}
+        newer = {
+            "task": types.text,
+            "filled": types.boolean,
+            "rebuild": types.text,
+            **self.identity_columns,
+        }
         live = self._dialect.look(connection, self._records_at)
         if live is None:
             key = self._dialect.record_key
@@ -127,20 +133,22 @@ class Records:
         if live is None:
             return None
         newer = "task, filled" if "task" in live.columns else "NULL, NULL"
+        rebuild = "rebuild" if "rebuild" in live.columns else "NULL"
         known = self.identity_columns.keys() <= live.columns.keys()
         row = connection.run(
-            f"SELECT state_key, {newer}, {self.identity if known else 'NULL'} "
+            f"SELECT state_key, {newer}, {rebuild}, {self.identity if known else 'NULL'} "
             f"FROM {self.tables} WHERE {self._is_at()}",
             path,
         ).fetchone()
         if row is None:
             return None
-        state_key, task, filled, identity = row
+        state_key, task, filled, rebuilt, identity = row
         return TableRecord(
             state_key=state_key,
             task=task,
             filled=None if filled is None else bool(filled),
             identity=identity,
+            rebuild=rebuilt,
         )
 
     def _is_at(self) -> str:
@@ -153,11 +161,11 @@ class Records:
     def store(self, connection: SqlConnection, path: tuple[str, ...], record: TableRecord) -> None:
         """Replace the record of a target."""
         connection.run(f"DELETE FROM {self.tables} WHERE {self._is_at()}", path)
-        columns = (*self._dialect.record_key, "state_key", "task", "filled")
+        columns = (*self._dialect.record_key, "state_key", "task", "filled", "rebuild")
         connection.run(
             f"INSERT INTO {self.tables} ({', '.join(columns)}) "
             f"VALUES ({', '.join(self._dialect.marks(len(columns)))})",
-            (*path, record.state_key, record.task, record.filled),
+            (*path, record.state_key, record.task, record.filled, record.rebuild),
         )
 
     def store_filled(self, connection: SqlConnection, path: tuple[str, ...]) -> None:
@@ -184,10 +192,10 @@ class Records:
         was: Target | None,
         live: LiveTable | None,
         hard_delete: bool,
-    ) -> bool:
-        """Give a table to the task, and fence its former owner; raises if it may not be given.
+    ) -> Claim:
+        """Give a table to the task; raises if it may not be given. The caller fences its owner.
 
-        True if the table's rows are out of date.
+        If the table has rows that are out of date, it keeps them until a shadow replaces them.
         """
         record = self.find(connection, target.path)
         if record is None:
@@ -207,14 +215,46 @@ class Records:
             hard_delete=hard_delete,
             forget=self.forget(target.path),
         )
-        if claim.taken_from is not None:
-            (one,) = self._dialect.marks(1)
-            connection.run(
-                f"UPDATE {self.checkpoints} SET fence = fence + 1 WHERE task = {one}",
-                (claim.taken_from,),
-            )
-        self.store(connection, target.path, ownership.claimed(task, target, record, claim))
-        return claim.emptied
+        claimed = ownership.claimed(task, target, record, claim)
+        if record is not None and claim.emptied and self.rebuilds(connection, claim, target, live):
+            claim = replace(claim, rebuilds=True)
+            claimed = replace(record, task=task.name, rebuild=target.state_key)
+        self.store(connection, target.path, claimed)
+        return claim
+
+    @staticmethod
+    def rebuilds(
+        connection: SqlConnection, claim: Claim, target: Target, live: LiveTable | None
+    ) -> bool:
+        """True if readers see rows that must stay until others replace them."""
+        if claim.under_way:
+            return True
+        return live is not None and live.kind == "table" and not is_empty(connection, target.path)
+
+    def store_swapped(self, connection: SqlConnection, task: str, target: Target) -> None:
+        """Note that a table holds what was stored to its shadow."""
+        filled = target.delta_updates or not is_empty(connection, target.path)
+        record = TableRecord(state_key=target.state_key, task=task, filled=filled)
+        self.store(connection, target.path, record)
+        self.store_identity(connection, target.path)
+
+    def fence_out(self, connection: SqlConnection, task: str) -> None:
+        """Keep the session of a task from storing that has lost a table."""
+        (one,) = self._dialect.marks(1)
+        connection.run(
+            f"UPDATE {self.checkpoints} SET fence = fence + 1 WHERE task = {one}", (task,)
+        )
+
+    def check_fence(self, connection: SqlConnection, task: str, epoch: int) -> None:
+        """Raise unless the fence is this session's; in a server, that locks it."""
+        one, two = self._dialect.marks(2)
+        updated = connection.run(
+            f"UPDATE {self.checkpoints} SET updated_at = CURRENT_TIMESTAMP "
+            f"WHERE task = {one} AND fence = {two}",
+            (task, epoch),
+        )
+        if updated.rowcount != 1:
+            raise self.fenced(task, epoch)
 
     def rename(self, connection: SqlConnection, task: SinkTask, checkpoint: bytes | None) -> None:
         """Move what is kept under the task's old name to its name; that fences the old one.
@@ -239,6 +279,30 @@ class Records:
             f"UPDATE {self.tables} SET task = {one} WHERE task = {two}",
             (task.name, task.renamed_from),
         )
+
+    def move(self, connection: SqlConnection, task: SinkTask, target: Target) -> bool:
+        """Give a target the record that it had at its former path; false if there is none.
+
+        Its table has moved as well, or is about to, in the same transaction.
+        """
+        if target.renamed_from is None or self.find(connection, target.path) is not None:
+            return False
+        record = self.find(connection, target.renamed_from)
+        if record is None or record.task not in (None, task.name):
+            return False
+        connection.run(f"DELETE FROM {self.tables} WHERE {self._is_at()}", target.renamed_from)
+        resource = target.state_key.rpartition(".v")[0]
+
+        def moved(state_key: str) -> str:
+            return f"{resource}.v{state_key.rpartition('.v')[2]}"
+
+        rebuild = None if record.rebuild is None else moved(record.rebuild)
+        self.store(
+            connection,
+            target.path,
+            replace(record, state_key=moved(record.state_key), rebuild=rebuild),
+        )
+        return True
 
     def forget(self, path: tuple[str, ...]) -> str:
         """Return the statement that removes a record, for people."""

@@ -40,6 +40,17 @@ def same_key(target: Target, one: str, other: str) -> str:
     )
 
 
+def renamed(old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
+    """Return the statements that give a table another name, in another schema perhaps."""
+    statements = []
+    if old[:-1] != new[:-1]:
+        statements.append(f"ALTER TABLE {quoted(*old)} SET SCHEMA {quoted(*new[:-1])}")
+    if old[-1] != new[-1]:
+        at = quoted(*new[:-1], old[-1])
+        statements.append(f"ALTER TABLE {at} RENAME TO {quoted(new[-1])}")
+    return statements
+
+
 # ---------------------------------------------------------------------------------------- updates
 
 

@@ -59,6 +59,8 @@ class SqliteDialect(Dialect):
         live = "INTEGER" if live == "INT" else live
         if live == self.type_of(field):
             return Fit.HOLDS
+        if field.column.kind is Kind.DOUBLE and live == "INTEGER" and not field.is_key:
+            return Fit.CONVERTS  # rounded as a document is that is read with a number there
         digits = field.column.kind is Kind.DECIMAL and not field.column.scale and not field.is_key
         return Fit.WIDENS if digits and live == "INTEGER" else Fit.FAILS
 

@@ -58,6 +58,7 @@ class CaptureTask:
     """That are filled, each once."""
     interval_s: float
     log_level: int = logging.INFO
+    renamed_from: str | None = None
 
     @property
     def name(self) -> str:
@@ -147,6 +148,7 @@ def build(
         collections=tuple(collections.values()),
         interval_s=spec.interval_s,
         log_level=LEVELS[spec.shards.log_level],
+        renamed_from=spec.renamed_from,
     )
 
 

@@ -34,7 +34,7 @@ from penstock.runtime.connector.capture import (
 from penstock.runtime.control import Control, TransactionSummary
 from penstock.runtime.ops import QUARANTINE
 from penstock.runtime.protocol import Acknowledged, Action, Event
-from penstock.runtime.recovery import Layout, Recovered
+from penstock.runtime.recovery import Layout, Recovered, log_name
 from penstock.runtime.session import (
     Ended,
     Recorder,
@@ -55,7 +55,8 @@ _POLLED = failpoints.declare("capture.after-poll", "a sequence is part of the op
 async def run_session(task: CaptureTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
     began = time.monotonic()
-    recorder = await Recorder.lead(task, _LAYOUT, world, control)
+    old = None if task.renamed_from is None else log_name(task.kind, task.renamed_from)
+    recorder = await Recorder.lead(task, _LAYOUT, world, control, renamed_from=old)
     reports = [QUARANTINE] if task.quarantines else []
     async with open_publisher(task, world, *task.collections, reports=reports) as publisher:
         loop = CaptureLoop(task, world, control, recorder, publisher)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from penstock.model.clock import Clock
 from penstock.model.columns import Column
@@ -78,7 +78,9 @@ class Target:
     pushdown: bool = False
     """The endpoint reduces: rows hold only what is new, and nothing was loaded."""
     takeover: bool = False
-    """The resource may belong to another task: it is emptied, and belongs to this one from then."""
+    """The resource may belong to another task: it is filled again, and is this task's from then."""
+    renamed_from: tuple[str, ...] | None = None
+    """The path that the resource had before: it is renamed, and keeps its rows."""
 
     @property
     def key(self) -> tuple[TargetField, ...]:
@@ -126,6 +128,55 @@ class FieldVerdict:
 
     constraint: Constraint
     reason: str
+
+
+# ------------------------------------------------------------------------------- schema changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableChange:
+    """The effect of a changed target on one column of its table, or on all of its rows."""
+
+    column: str | None = None
+    """None: it is about the rows as a whole."""
+    was: str | None = None
+    """The type of the column before; None if there was none."""
+    now: str | None = None
+    """The type that it needs; None if it is filled no more."""
+    rebuild: bool
+    """True if the table must be filled again; otherwise it is altered in place."""
+    says: str
+    """For people: "bigint becomes double precision"."""
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A sink that knows, without its endpoint, what a change of a target does to the table."""
+
+    def offline(self) -> Materialization:
+        """Return the same connector, whose `validate` does not ask the endpoint."""
+        ...
+
+    def foresee(self, was: Target, now: Target) -> Sequence[TableChange]:
+        """Compare a target as it was applied last with the one to be applied."""
+        ...
+
+
+@runtime_checkable
+class Rebuilds(Protocol):
+    """A session that fills tables again beside the ones that readers see."""
+
+    @property
+    def rebuilding(self) -> frozenset[int]:
+        """The bindings whose rows go to a shadow table, until `swap`."""
+        ...
+
+    def swap(self) -> None:
+        """Replace the rows of those tables by what their shadows hold, for all at once.
+
+        The session is not used any more after that.
+        """
+        ...
 
 
 # ------------------------------------------------------------------------------------- in tasks
@@ -270,8 +321,9 @@ class Materialization(Connector, Protocol):
     def apply(self, task: SinkTask, last: SinkTask | None, state: Json, *, epoch: int) -> Applied:
         """Bring the endpoint's resources to what the task needs; `last` is what was applied before.
 
-        A target whose state key differs from the last one's is emptied: a backfill. An ENDPOINT
-        raises its fence before that, or a predecessor could still store rows of the past.
+        A target whose state key differs from the last one's is filled again: a backfill. Its rows
+        go, or stay until the session's `swap` (`Rebuilds`). An ENDPOINT raises its fence before
+        that, or a predecessor could still store rows of the past.
         """
         ...
 

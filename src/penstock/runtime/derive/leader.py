@@ -27,10 +27,18 @@ from penstock.runtime.derive.transaction_jobs import DeriveJobs, TransformOutcom
 from penstock.runtime.patches import apply_patches
 from penstock.runtime.protocol import Action, Event
 from penstock.runtime.reading_session import ReadingSession
-from penstock.runtime.recovery import Layout, Recovered
+from penstock.runtime.recovery import (
+    Entries,
+    Layout,
+    Recovered,
+    Wanted,
+    generations,
+    split_state_key,
+)
 from penstock.runtime.session import Ended, Recorder, TaskPublisher, World, open_publisher
 from penstock.runtime.stats import Counts
 from penstock.runtime.tail import Committing
+from penstock.shuffle.binding import Binding
 
 if TYPE_CHECKING:
     from penstock.runtime.derive.build import DerivationTask
@@ -43,15 +51,31 @@ _SWEPT = failpoints.declare("derive.after-sweep", "state files that nothing name
 
 async def run_session(task: DerivationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
-    recorder = await Recorder.lead(task, _layout(task), world, control)
+    recorder = await Recorder.take_over(task, world, control)
     with control.waits.on(task.name, STORE):
+        counters = {each.index: split_state_key(each.state_key)[1] for each in task.bindings}
+        task = _settled(task, recorder.log.state)
+        await recorder.lay_out(_layout(task, counters))
         recovered = await recorder.prune(recorder.recovered, task.collections, world)
     async with open_publisher(task, world, task.target.spec) as publisher:
         session = DeriveSession(task, world, control, recorder, publisher)
         return await session.run(recovered)
 
 
-def _layout(task: DerivationTask) -> Layout:
+def _settled(task: DerivationTask, entries: Entries) -> DerivationTask:
+    """Return the task with transforms under the generations that their counters ask for."""
+    known = generations(entries)
+
+    def settled(binding: Binding) -> Binding:
+        resource, backfill = split_state_key(binding.state_key)
+        if (at := known.get(resource)) is None:
+            return binding
+        return binding.at_generation(at.next(backfill=backfill, request=0))
+
+    return replace(task, bindings=tuple(map(settled, task.bindings)))
+
+
+def _layout(task: DerivationTask, counters: Mapping[int, int]) -> Layout:
     bindings = {binding.index: binding for binding in task.bindings}
 
     def reads(index: int, journal: str) -> bool:
@@ -60,7 +84,8 @@ def _layout(task: DerivationTask) -> Layout:
         except MisnamedJournal:
             return True  # the shuffle says what is wrong with it
 
-    return Layout({index: binding.state_key for index, binding in bindings.items()}, reads)
+    keys = {index: binding.state_key for index, binding in bindings.items()}
+    return Layout(keys, reads, {at: Wanted(backfill=count) for at, count in counters.items()})
 
 
 class DeriveSession(ReadingSession[DeriveLeader]):

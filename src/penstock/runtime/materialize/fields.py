@@ -60,6 +60,10 @@ class Selected:
     """Why not a cheaper mode, for people."""
 
 
+class Incompatible(UserError):
+    """A field does not fit the column that its table has."""
+
+
 def candidates(
     collection: CollectionSpec, schema: CompiledSchema, layout: Column, key: Sequence[str]
 ) -> tuple[TargetField, ...]:
@@ -137,14 +141,14 @@ def select(
         match verdict.constraint:
             case Constraint.REQUIRED if excluded:
                 raise _refused(field.name, where, verdict.reason, "do not exclude it")
-            case Constraint.FORBIDDEN | Constraint.INCOMPATIBLE if (
-                field.name in required or field.is_key
-            ):
+            case Constraint.INCOMPATIBLE if field.name in required or field.is_key:
+                raise _incompatible(field.name, where, verdict.reason)
+            case Constraint.FORBIDDEN if field.name in required or field.is_key:
                 raise _refused(
                     field.name,
                     where,
                     f"{verdict.constraint.value}: {verdict.reason}",
-                    "change the column, exclude the field, or raise `backfill`",
+                    "change the column, or exclude the field",
                 )
             case Constraint.REQUIRED:
                 wanted = True
@@ -157,9 +161,7 @@ def select(
             case Constraint.INCOMPATIBLE if not excluded and _within(
                 field, selection.recommended_depth
             ):
-                raise _refused(
-                    field.name, where, verdict.reason, "exclude the field, or raise `backfill`"
-                )
+                raise _incompatible(field.name, where, verdict.reason)
             case _:
                 wanted = field.name in required
         # One field per location, but a key may also be shown under the names it was asked for.
@@ -186,6 +188,15 @@ def _check_folding(chosen: Mapping[str, TargetField], where: str) -> None:
             raise _refused(
                 name, where, f"field {other} would have the same column", "exclude one of them"
             )
+
+
+def _incompatible(name: str, where: str, why: str) -> Incompatible:
+    return Incompatible(
+        f"field {name} cannot be stored as asked",
+        where=where,
+        why=why,
+        fix="exclude the field, or raise `backfill`",
+    )
 
 
 def _refused(name: str, where: str, why: str, fix: str) -> UserError:

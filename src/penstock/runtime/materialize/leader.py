@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from penstock import failpoints
 from penstock.errors import Bug
+from penstock.journal.follower import current_revision
 from penstock.journal.selector import MisnamedJournal
 from penstock.model.clock import Clock, duration, elapsed
 from penstock.model.json_order import Json
+from penstock.runtime import requests
 from penstock.runtime.awaited import ENDPOINT, STORE, WEBHOOKS
 from penstock.runtime.connector.common import Applied
-from penstock.runtime.connector.materialize import Pattern, SinkSession
+from penstock.runtime.connector.materialize import Pattern, Rebuilds, SinkSession
 from penstock.runtime.control import Control, TransactionSummary
+from penstock.runtime.history import History
 from penstock.runtime.materialize import fsm
 from penstock.runtime.materialize.messages import (
     Acknowledge,
@@ -64,14 +67,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPENED = failpoints.declare("leader.after-open", "the endpoint is opened and fenced")
+_REBUILT = failpoints.declare("rebuild.complete", "a shadow holds everything, unseen")
 _RECONCILED = failpoints.declare("leader.after-reconcile", "a commit of the endpoint is recorded")
 
 
 async def run_session(task: MaterializationTask, world: World, control: Control) -> Ended:
     """Run one session, from taking over to its end; raises what ended it otherwise."""
-    recorder = await Recorder.lead(
-        task, _layout(task), world, control, renamed_from=task.sink_task.renamed_from
-    )
+    store, renamed_from = world.planner.journals.store, task.sink_task.renamed_from
+    recorder = await Recorder.take_over(task, world, control, renamed_from=renamed_from)
+    with control.waits.on(task.name, STORE):
+        refills = await requests.refills(store, task.name, renamed_from)
+    history = History.of(recorder.log.state, refills)
+    if task.history not in (None, history):
+        task = await _call(task, control, functools.partial(task.settle, history))
+    with control.waits.on(task.name, STORE):
+        await recorder.lay_out(_layout(task), task.renamed)
     task = task.resumed(_resumed(recorder.recovered))
     epoch = recorder.epoch
 
@@ -90,9 +100,24 @@ async def run_session(task: MaterializationTask, world: World, control: Control)
             recovered = await recorder.prune(settled, task.collections, world)
         async with open_publisher(task, world) as publisher:
             session = MaterializeSession(task, world, control, recorder, publisher, endpoint)
+            if isinstance(endpoint, Rebuilds) and endpoint.rebuilding:
+                return await _rebuild(session, endpoint, recovered)
             return await session.run(recovered)
     finally:
         await in_thread(endpoint.close)
+
+
+async def _rebuild(session: MaterializeSession, endpoint: Rebuilds, recovered: Recovered) -> Ended:
+    """Run until everything that is committed now is stored, and show it to readers then."""
+    control = session.control
+    revision = await current_revision(session.world.planner.journals.store)
+    session.until_revision = max(revision, control.until_revision or 0)
+    ended = await session.run(recovered)
+    if ended is not Ended.STOPPED or not session.is_caught_up:
+        return ended
+    failpoints.hit(_REBUILT)
+    await session.call(endpoint.swap)
+    return Ended.REBUILT if control.until_revision is None else Ended.STOPPED
 
 
 async def _call(task: MaterializationTask, control: Control, call: Callable[[], T]) -> T:
@@ -111,7 +136,8 @@ def _layout(task: MaterializationTask) -> Layout:
         except MisnamedJournal:
             return True  # the shuffle says what is wrong with it
 
-    return Layout({index: binding.state_key for index, binding in bindings.items()}, reads)
+    keys = {index: binding.state_key for index, binding in bindings.items()}
+    return Layout(keys, reads, task.wanted)
 
 
 def _resumed(recovered: Recovered) -> frozenset[int]:
@@ -201,12 +227,12 @@ class MaterializeSession(ReadingSession[MaterializeLeader]):
                 return Gathered()
             case Flush(txn, patches):
                 reports = await self._jobs.flush(txn, self._endpoint.workers, self.shuffle.states)
-                said = await self._call(self._endpoint.flush, patches)
+                said = await self.call(self._endpoint.flush, patches)
                 return Flushed(reports=reports, patches=tuple(said))
             case Store(txn):
                 return Stored(reports=await self._jobs.store(txn, self._endpoint.workers))
             case StartCommit():
-                said = await self._call(
+                said = await self.call(
                     self._endpoint.start_commit,
                     action.close,
                     self._jobs.staged,
@@ -215,7 +241,7 @@ class MaterializeSession(ReadingSession[MaterializeLeader]):
                 )
                 return StartedCommit(tuple(said))
             case Acknowledge(patches=patches):
-                return Acknowledged(tuple(await self._call(self._endpoint.acknowledge, patches)))
+                return Acknowledged(tuple(await self.call(self._endpoint.acknowledge, patches)))
             case CallTrigger(params=params):
                 with self.waiting(WEBHOOKS):
                     await self._task.webhooks.call(json.loads(params))
@@ -223,7 +249,8 @@ class MaterializeSession(ReadingSession[MaterializeLeader]):
             case _:
                 raise Bug(f"nobody does {type(action).__name__}")
 
-    async def _call(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+    async def call(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401
+        """Let the endpoint do something."""
         return await _call(self._task, self.control, functools.partial(call, *arguments))
 
     def on_committed(self, committed: Committing) -> None:
