@@ -254,9 +254,7 @@ def test_a_first_hour(hour: Hour) -> None:
         hour.apply()
         more(note="x" * 500)
         hour.append([{k: v for k, v in order(next(number)).items() if k != "day"}])
-        hour.until_stored(
-            note=lambda order: order.get("note"), day=lambda order: order.get("day")
-        )
+        hour.until_stored(note=lambda order: order.get("note"), day=lambda order: order.get("day"))
 
         # 4: a new field.
         properties["channel"] = {"type": "string"}
