@@ -513,7 +513,8 @@ class Beside:
         files = 1 + restarts
         events = tasks * files * DOCUMENTS
         self._tasks = TaskDeployment(data, tasks, events, files=tasks * files)
-        self._first = Events(DOCUMENTS, 1, seed=self._tasks.shares[0].seed)
+        share = self._tasks.shares[0]
+        self._first = Events(DOCUMENTS, 1, accounts=share.accounts, seed=share.seed)
         """What is in the first collection until the first restart."""
         self._to_run = [f"bench/run-{number}" for number in range(runs)]
         """Tasks that `up` does not run: they are disabled."""

@@ -119,6 +119,7 @@ captures:
     bindings:
       - {resource: {path: a.jsonl}, target: a/orders, onInvalid: skip, backfill: 2}
       - {resource: {path: b.jsonl}, target: a/orders, disable: true}
+    renamedFrom: a/before-files
     interval: 9s
     redactSalt: AAAA
     expectPubId: "1"
@@ -147,7 +148,11 @@ materializations:
         priority: 1
         backfill: 1
         takeover: true
-      - {resource: {table: b}, source: a/orders, disable: true, fields: {include: {total: {}}}}
+      - resource: {table: b}
+        source: a/orders
+        disable: true
+        renamedFrom: {table: c}
+        fields: {include: {total: {}}}
     triggers:
       config:
         - url: https://example.test/
@@ -308,6 +313,8 @@ READ_BY = {
     "MaterializationSpec.on_incompatible": "",
     "MaterializationSpec.triggers": "runtime/materialize/build.py: spec.triggers",
     "MaterializationSpec.renamed_from": "runtime/materialize/build.py: spec.renamed_from",
+    "MaterializationBinding.renamed_from": "runtime/materialize/build.py: renamed_from",
+    "CaptureSpec.renamed_from": "runtime/capture/build.py: spec.renamed_from",
     "MaterializationSpec.shards": "runtime/materialize/build.py: spec.shards",
     "Step.action": "catalog/testing/run.py: step.action",
     "Step.collection": "catalog/testing/run.py: step.collection",

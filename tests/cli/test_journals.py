@@ -184,7 +184,11 @@ def test_an_empty_journal_has_no_lines(here: Path) -> None:
             ["there is no label regoin", "did you mean region?"],
             id="an unknown label",
         ),
-        pytest.param(["journals", "--data", "elsewhere"], ["nothing here yet"], id="no directory"),
+        pytest.param(
+            ["journals", "--data", "elsewhere"],
+            ["there is no deployment here yet"],
+            id="no directory",
+        ),
     ],
 )
 def test_a_mistake_is_told(here: Path, arguments: list[str], messages: list[str]) -> None:

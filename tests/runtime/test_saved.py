@@ -47,11 +47,11 @@ def test_what_was_put_into_a_slot(spark: SparkSession, tmp_path: Path) -> None:
     queries = Queries(spark, tmp_path / "slots")
     schema = t.StructType([t.StructField("id", t.LongType())])
     rows = {0: pa.table({"id": pa.array([n * n for n in range(1000)], pa.int64())})}
-    frame = queries.frame(rows, {0: schema}, lambda frames: frames[0], key="k")
-    with collect_batches(frame) as batches:
-        assert sum(batch.num_rows for batch in batches) == 1000
-    (slot,) = (tmp_path / "slots").glob("*.parquet")
-    flip(slot)
-    with pytest.raises((PySparkException, Py4JJavaError)), collect_batches(frame):
-        pass
+    with queries.lend(rows, {0: schema}, lambda frames: frames[0], key="k") as frame:
+        with collect_batches(frame) as batches:
+            assert sum(batch.num_rows for batch in batches) == 1000
+        (slot,) = (tmp_path / "slots").glob("*.parquet")
+        flip(slot)
+        with pytest.raises((PySparkException, Py4JJavaError)), collect_batches(frame):
+            pass
     queries.close()

@@ -270,7 +270,7 @@ def test_an_upstream_task_that_fails(place: Place) -> None:
 
         async def run() -> None:
             async with following(place) as store:
-                found = await named(store, "acme/in", TaskState.RETRYING, "is tried again")
+                found = await named(store, "acme/in", TaskState.RETRYING, "is retried")
                 assert found.report is not None
                 assert found.report.failure is not None
                 assert "Connection refused" in str(found.report.failure.why)

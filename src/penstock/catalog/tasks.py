@@ -136,7 +136,7 @@ def build_capture(
 
 
 def _check_enabled(bindings: Node, code: str, so: str, scope: Scope) -> None:
-    """Report a task without an active binding: a materialization fails, a capture never runs."""
+    """Report a task without an active binding."""
     if not all(reading.flag(item, "disable") for item in bindings.items):
         return
     none = "all bindings are disabled" if bindings.items else "there are no bindings"
@@ -209,9 +209,8 @@ def build_materialization(
         )
     items = bindings_node.items if bindings_node else ()
     if bindings_node is not None and follows is None and not never_runs(node):
-        _check_enabled(
-            bindings_node, "E-CANNOT-RUN", "the materialization has nothing to do", scope
-        )
+        code = "W-DISABLED" if items else "E-CANNOT-RUN"
+        _check_enabled(bindings_node, code, "the materialization has nothing to do", scope)
     on_incompatible = reading.word(node, "onIncompatibleSchemaChange", _ON_INCOMPATIBLE, "backfill")
     bindings = [_materialization_binding(item, scope, on_incompatible) for item in items]
     _check_resources(items, scope)

@@ -21,6 +21,7 @@ DECLARED_IN = (
     "penstock.retention",
     "penstock.connectors.postgres.session",
     "penstock.connectors.postgres.rows",
+    "penstock.connectors.sql.sink",
     "penstock.connectors.sqlite.sink",
     "penstock.runtime.capture.leader",
     "penstock.runtime.derive.leader",
