@@ -256,7 +256,7 @@ def test_an_endpoint_that_does_not_fit_is_refused_and_filled_anew_by_a_backfill(
     refused = command("run", "--data", "copy", cwd=here)
     assert refused.exit_code == 1
     assert known in refused.stderr
-    assert "penstock backfill" in refused.stderr
+    assert "backfill" in refused.stderr
     (here / "catalog.yaml").write_text(CATALOG.replace("backfill: 0", "backfill: 1"))
     done = command("run", "catalog.yaml", "--data", "copy", cwd=here)
     assert done.exit_code == 0, done.stdout + done.stderr

@@ -510,7 +510,7 @@ def test_rows_that_compaction_has_moved_out_of_an_object_are_not_read_from_it(
             rest = [record for record in state.records if isinstance(record, Fragment)]
             whole = Rewrite(fragments=tuple(rest))  # as releases before this one did
             root = layout(spec.write_schema.text)
-            await _rewrite(here.journals, here.blobs, journal, whole, root, None)
+            await _rewrite(here.journals, here.blobs, journal, whole, root, "ZSTANDARD")
             frame = await scan(spark, here, spec, columns=["id"])
             assert [row["id"] for row in frame.orderBy("id").collect()] == list(range(100))
 
