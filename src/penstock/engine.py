@@ -139,11 +139,11 @@ def borrow_from(lender: Lender) -> None:
 
 
 def open_spark(options: EngineOptions | None = None) -> SparkSession:
-    """Build the process's SparkSession, or return the one it already has."""
+    """Build the process's SparkSession, or return the one it already has; active in this thread."""
     options = options or EngineOptions()
     with _opening:  # tasks that need Spark first may be several
         if (running := _running()) is not None:
-            return running
+            return _activate(running)
         if _lender is not None:
             found = _lender(options)
             if isinstance(found, Gateway):
@@ -224,6 +224,16 @@ def _running() -> SparkSession | None:
 
     # Which is active is known by thread, and a session may have been opened in any of them.
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+
+
+def _activate(spark: SparkSession) -> SparkSession:
+    """Make a session that another thread may have opened the active one of this thread too.
+
+    Spark finds data sources written in Python by way of the active session, and nowhere else.
+    """
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - pyspark does so for `createDataFrame` only
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    return spark
 
 
 def runs_here(spark: SparkSession) -> bool:

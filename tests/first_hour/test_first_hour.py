@@ -31,6 +31,7 @@ from support.commands import Command
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(1500)]
 
 DOCUMENTS = 300_000
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "orders.ipynb"
 SOON_S = 300.0
 """Generous: a rebuild takes seconds, on a machine that does nothing else."""
 
@@ -354,3 +355,21 @@ def refusals() -> list[tuple[Callable[[Document], None], str]]:
         (key, "E-KEY-CHANGE"),
         (partition, "E-PARTITION-CHANGE"),
     ]
+
+
+def test_the_notebook_runs_in_a_process_that_has_no_spark_yet(tmp_path: Path) -> None:
+    """`run` starts Spark in a thread of its own, and the cells after it use that in theirs."""
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if "outputs" in cell]
+    script = tmp_path / "cells.py"
+    script.write_text("\n\n".join("".join(cell["source"]) for cell in cells))
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SOON_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "document:2: /id" in done.stdout
+    assert "shop/customers: 4 documents" in done.stdout
