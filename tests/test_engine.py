@@ -6,11 +6,15 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import REFLECTION_COMMAND_NAME
+from pyspark.sql import functions as f
 
 from penstock.engine import (
     _NEXT_IMPORTS,
@@ -150,6 +154,32 @@ def test_the_ports_of_a_session_demand_its_secret(spark: SparkSession) -> None:
 @pytest.mark.spark
 def test_a_process_has_one_session(spark: SparkSession) -> None:
     assert open_spark(EngineOptions(master="local[7]")) is spark
+
+
+@pytest.mark.spark
+def test_a_session_is_active_in_each_thread_that_opens_it(spark: SparkSession) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(open_spark).result() is spark
+        assert thread.submit(type(spark).getActiveSession).result() is not None
+
+
+@pytest.mark.spark
+def test_functions_of_spark_are_looked_up_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+    send = GatewayClient.send_command
+
+    def counted(client: GatewayClient, command: str, *others: object) -> object:
+        commands.append(command)
+        return send(client, command, *others)
+
+    f.upper(f.lit("once"))
+    monkeypatch.setattr(GatewayClient, "send_command", counted)
+    f.upper(f.lit("twice"))
+    looked_up = [command for command in commands if command.startswith(REFLECTION_COMMAND_NAME)]
+    assert len(commands) >= 2
+    assert looked_up == []
 
 
 def test_a_session_that_another_thread_opened_is_closed_and_opened_again() -> None:

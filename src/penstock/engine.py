@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Unavailable, UserError
+from penstock.jvm_lookups import remember_lookups
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger("penstock.engine")
@@ -76,6 +79,8 @@ _FIXED: Mapping[str, str] = {
 _DEFAULTS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Noting the line of Python for each column costs three calls to the JVM where there is one.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
@@ -144,17 +149,20 @@ def open_spark(options: EngineOptions | None = None) -> SparkSession:
     with _opening:  # tasks that need Spark first may be several
         if (running := _running()) is not None:
             return _activate(running)
-        if _lender is not None:
-            found = _lender(options)
-            if isinstance(found, Gateway):
-                return _connect(found, options)
-            _log.info("starting Spark for this command alone: %s", found)
-        return _start(options)
+        found = _lender(options) if _lender is not None else None
+        if isinstance(found, Gateway):
+            opened = _connect(found, options)
+        else:
+            if found is not None:
+                _log.info("starting Spark for this command alone: %s", found)
+            opened = _start(options)
+        remember_lookups(opened._jvm)  # noqa: SLF001 - pyspark has no public way into its JVM
+        return opened
 
 
 def _connect(lent: Gateway, options: EngineOptions) -> SparkSession:
     """Use the session of another process; what is set of it stays as it is."""
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
@@ -167,11 +175,25 @@ def _connect(lent: Gateway, options: EngineOptions) -> SparkSession:
         context = SparkContext(
             gateway=gateway,
             jsc=jvm.JavaSparkContext(running),
-            conf=SparkConf(_jconf=running.conf()),
+            conf=_lent_conf(running.conf()),
         )
     directory = context._temp_dir  # noqa: SLF001 - the JVM would keep it as long as it lives
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return SparkSession(context)
+
+
+def _lent_conf(configuration: JavaObject) -> SparkConf:
+    from pyspark import SparkConf
+
+    class LentConf(SparkConf):
+        """A context goes through all entries for those of executors; each would be three calls."""
+
+        def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - the name is pyspark's
+            prefix = "spark.executorEnv."
+            pairs = configuration.getAllWithPrefix(prefix)
+            return [(prefix + each._1(), each._2()) for each in pairs]  # noqa: SLF001 - of Scala
+
+    return LentConf(_jconf=configuration)
 
 
 def _start(options: EngineOptions) -> SparkSession:
