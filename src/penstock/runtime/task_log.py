@@ -45,13 +45,15 @@ _log = logging.getLogger("penstock.runtime")
 
 
 class _Collector(logging.Handler):
-    """Keeps the records of one task."""
+    """Keeps the records of one task, from any thread."""
 
     def __init__(self, kind: ops.TaskKindName, task: str, level: int) -> None:
         super().__init__(level)
         self._kind = kind
         self._task = task
-        self.documents: deque[dict[str, Json]] = deque(maxlen=RECORDS_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._documents: deque[dict[str, Json]] = deque(maxlen=RECORDS_MAX)
+        self.has_some = asyncio.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         if _TASK.get() != (self._kind, self._task):
@@ -69,7 +71,14 @@ class _Collector(logging.Handler):
                 name: REDACTED if sounds_secret(name) else _plain(value)
                 for name, value in said.items()
             }
-        self.documents.append(document)
+        self._documents.append(document)
+        if not self.has_some.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody takes it any more
+                self._loop.call_soon_threadsafe(self.has_some.set)
+
+    def take(self) -> list[dict[str, Json]]:
+        self.has_some.clear()  # first: what another thread adds from here on sets it again
+        return [self._documents.popleft() for _ in range(len(self._documents))]
 
 
 def _plain(value: object) -> Json:
@@ -101,7 +110,7 @@ async def task_log(
     finally:
         _TASK.reset(token)
         root.removeHandler(collector)
-        writer.ending.set()
+        writer.end()
         with contextlib.suppress(asyncio.CancelledError):
             # A flush that is under way has taken its records: a stop of the task must not end it.
             await asyncio.shield(flushing)
@@ -127,21 +136,26 @@ class _Writer:
         self._now = now
         self._entropy = entropy
         self._root = layout(ops.LOGS.write_schema.text)
-        self.ending = asyncio.Event()
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Flush for the last time."""
+        self._ending.set()
+        self._collector.has_some.set()
 
     async def run(self) -> None:
-        """Flush again and again, and for the last time when the log ends."""
-        while not self.ending.is_set():
+        """Flush a moment after something was collected, and for the last time when the log ends."""
+        while not self._ending.is_set():
+            await self._collector.has_some.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
-                    await self.ending.wait()
+                    await self._ending.wait()
             await self.flush()
         await self.flush()  # the end may have come during the one before
 
     async def flush(self) -> None:
         """Append what was collected; log and drop what cannot be appended."""
-        waiting = self._collector.documents
-        documents = [waiting.popleft() for _ in range(len(waiting))]  # other threads add to it
+        documents = self._collector.take()
         if not documents:
             return
         try:
