@@ -340,20 +340,26 @@ class Coordinator:
     rounds: list[Round] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
     requested: bool = False
+    known: dict[str, JournalState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.state = SessionState(self.bindings, resume=self.resume, limits=self.limits)
         self.frontier = self.resume
 
     def learn(self, *collections: str) -> None:
-        """Some collections, by default all, are known as they are now."""
+        """Some collections, by default all, are known as they are now.
+
+        What the state says needs nothing done leaves nothing to do.
+        """
         for name in collections or self.state.collections:
             changed = {
                 journal: state
                 for journal, state in self.script.states.items()
-                if journal.startswith(name + "/")
+                if journal.startswith(name + "/") and self.known.get(journal) != state
             }
-            self.state.learn(name, self.script.revision, changed)
+            self.known |= changed
+            if not self.state.learn(name, self.script.revision, changed):
+                assert self.state.advance(self.now) is None
 
     def advance(self) -> Round | WaitUntil | None:
         """Read the next round, after looking up whatever it takes."""

@@ -183,11 +183,14 @@ class Session:
             async for moved in moves:
                 self.states.update(moved.changed)
                 with gc_paused():
-                    self._state.learn(collection, moved.revision, moved.changed)
-                self._wake.set()
+                    acts = self._state.learn(collection, moved.revision, moved.changed)
+                if acts:
+                    self._wake.set()
                 if collection in self._unlisted:
                     self._unlisted.remove(collection)
                     self._handover.notify()
+                elif not acts:
+                    self._handover.notify()  # it may have been waited for this revision
 
     # ------------------------------------------------------------------------------------ driving
 

@@ -119,15 +119,21 @@ class SessionState:
 
     # --------------------------------------------------------------------------------- learning
 
-    def learn(self, collection: str, revision: int, changed: Mapping[str, JournalState]) -> None:
+    def learn(self, collection: str, revision: int, changed: Mapping[str, JournalState]) -> bool:
         """The journals of a collection are known up to `revision`; these differ from before.
 
-        The first call for a collection lists all its journals, also if there are none.
+        The first call for a collection lists all its journals, also if there are none. False means
+        that nothing is to be done for it: mostly, others have committed, and nothing is awaited.
         """
+        listed = collection not in self._topology.unlisted
         for read in self._topology.learn(collection, revision, changed):
             self._agendas[read.binding.cohort].queue(read)
             self._due = None  # it may be due already
         self._discharge()
+        awaits = any(agenda.first for agenda in self._agendas.values()) or bool(
+            self.recovery or self._checkpoints.unresolved()
+        )
+        return bool(changed) or not listed or awaits
 
     def request(self) -> None:
         """The coordinator wants the next checkpoint; it may ask for one at a time."""
