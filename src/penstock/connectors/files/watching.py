@@ -14,7 +14,7 @@ from typing import Final
 
 _log = logging.getLogger("penstock.runtime")
 
-_STEP_MS: Final = 20
+_STEP_MS: Final = 50
 _DEBOUNCE_MS: Final = 50
 _LOOK_MS: Final = 1_000
 _GATHER_S: Final = 0.2
