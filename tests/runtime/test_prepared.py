@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +26,12 @@ from penstock.runtime.prepared import (
     Queries,
     close_queries,
     open_queries,
-    padded,
     slot_bytes,
+    write_padded,
 )
 
 pa: Any = pyarrow
+pq: Any = pyarrow.parquet
 
 SCHEMA = t.StructType([t.StructField("key", t.LongType()), t.StructField("text", t.StringType())])
 
@@ -250,15 +252,13 @@ def test_a_slot_has_room_and_little_more(needed: int) -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 5000))
 def test_a_padded_file_is_as_long_as_was_asked_and_the_same_to_readers(
-    keys: list[int], more: int
+    tmp_path_factory: pytest.TempPathFactory, keys: list[int], more: int
 ) -> None:
-    import io
-
-    import pyarrow.parquet as pq
-
     table = rows(*((key, str(key)) for key in keys))
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    file = padded(sink.getvalue(), len(sink.getvalue()) + more)
-    assert len(file) == len(sink.getvalue()) + more
-    assert pq.read_table(io.BytesIO(file)).equals(table)
+    written = sink.getvalue()
+    path = tmp_path_factory.getbasetemp() / "padded.parquet"
+    write_padded(path, written, written.size + more)
+    assert path.stat().st_size == written.size + more
+    assert pq.read_table(path).equals(table)

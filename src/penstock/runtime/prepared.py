@@ -23,7 +23,6 @@ Nothing is lost with a slot: after a crash, queries are planned again.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 import tempfile
@@ -98,7 +97,7 @@ class Queries:
         `key` says everything that `combine` depends on, besides the schemas.
         """
         files = {binding: _parquet(some) for binding, some in rows.items()}
-        sizes = {binding: slot_bytes(len(file)) for binding, file in files.items()}
+        sizes = {binding: slot_bytes(file.size) for binding, file in files.items()}
         place = (key, *((at, size, schemas[at].json()) for at, size in sizes.items()))
         kind, query = self._take(place)
         try:
@@ -165,7 +164,7 @@ class Queries:
 
     def _plan(
         self,
-        files: Mapping[int, bytes],
+        files: Mapping[int, pyarrow.Buffer],
         sizes: Mapping[int, int],
         schemas: Mapping[int, StructType],
         combine: Combine,
@@ -236,13 +235,13 @@ class _Query:
         self._slots = slots
         self.answer = answer
 
-    def put(self, files: Mapping[int, bytes], sizes: Mapping[int, int]) -> None:
+    def put(self, files: Mapping[int, pyarrow.Buffer], sizes: Mapping[int, int]) -> None:
         """From now on the frame has these rows."""
         for binding, slot in self._slots.items():
             # Beside it and renamed: a task that has the old file open goes on reading that.
             # And not over it: some file systems write a file to disk before it replaces another.
             beside = slot.with_suffix(".next")
-            beside.write_bytes(padded(files[binding], sizes[binding]))
+            write_padded(beside, files[binding], sizes[binding])
             slot.unlink(missing_ok=True)
             beside.rename(slot)
 
@@ -265,15 +264,22 @@ def slot_bytes(needed: int) -> int:
     return size
 
 
-def padded(file: bytes, size: int) -> bytes:
-    """Pad a Parquet file to a size: readers find its footer from the end, and rows from there."""
-    footer = int.from_bytes(file[-_FOOTER_END : -_FOOTER_END + 4], "little") + _FOOTER_END
-    rows = len(file) - footer
-    return b"".join((file[:rows], bytes(size - len(file)), file[rows:]))
+def write_padded(path: Path, file: pyarrow.Buffer, size: int) -> None:
+    """Write a Parquet file of this size: readers find its footer from the end, and rows from there.
+
+    What is between them is a hole, which costs nothing; and nothing is copied, as other threads of
+    Python would have to wait for that.
+    """
+    content = memoryview(file)
+    footer = int.from_bytes(content[-_FOOTER_END : -_FOOTER_END + 4], "little") + _FOOTER_END
+    with path.open("wb") as out:
+        out.write(content[:-footer])
+        out.seek(size - footer)
+        out.write(content[-footer:])
 
 
-def _parquet(rows: pyarrow.Table) -> bytes:
-    sink = io.BytesIO()
+def _parquet(rows: pyarrow.Table) -> pyarrow.Buffer:
+    sink = pyarrow.BufferOutputStream()
     pq.write_table(
         rows,
         sink,
