@@ -8,7 +8,8 @@ There are two kinds of readers, which differ in what they hold:
 - A **watcher** follows a prefix in revision order. Revisions have no gaps, so a watcher holds
   nothing but the last revision it delivered and pulls the next one: from the shared tail of
   recent commits if it is there, from the store if not. No commit can be missed or repeated,
-  whichever process made it, and a slow watcher costs no memory.
+  whichever process made it, and a slow watcher costs no memory. A commit that has nothing for it
+  only tells it how far the store is, which may come a moment later, with others.
 
 Commits of other committers are never published here. The poller finds them by comparing the
 store's revision with what was published: watchers then read the gap, subscribers of keys whose
@@ -45,6 +46,13 @@ REORDER_S = 0.05
 
 Two concurrent transactions may be published in either order; a commit of another committer is not
 published here at all.
+"""
+
+PROGRESS_S = 0.0004
+"""How long a watcher waits to hear of commits that have nothing for it, times the watchers.
+
+Ten times what it takes to tell one of them: so telling all of them takes a tenth of the time, at
+most, however many there are and however often others commit.
 """
 
 Entries = tuple[tuple[str, VersionedData], ...]
@@ -164,7 +172,9 @@ class Hub:
         """True once the store is gone: its followers have to end."""
         self._on_foreign = on_foreign
         self._subscribers: dict[str, set[Buffer]] = {}
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, str] = {}
+        """With the prefix that each of them follows."""
+        self._telling: asyncio.TimerHandle | None = None
         self._polled = 0
         self._own: set[int] = set()
         self._closed = False
@@ -179,7 +189,7 @@ class Hub:
         if self._watchers:
             sorted_ = tuple(sorted(entries, key=_by_key_and_seqno))
             self.tail.add(revision, sorted_, watchers=len(self._watchers))
-            self._wake_watchers()
+            self._wake_concerned([key for key, _ in sorted_])
         if self.followed:
             self._own.add(revision)
         if self._subscribers:
@@ -248,17 +258,32 @@ class Hub:
                 del self._subscribers[key]
 
     @contextlib.contextmanager
-    def watcher(self) -> Iterator[asyncio.Event]:
+    def watcher(self, prefix: str) -> Iterator[asyncio.Event]:
         wake = asyncio.Event()
-        self._watchers.add(wake)
+        self._watchers[wake] = prefix
         try:
             yield wake
         finally:
-            self._watchers.discard(wake)
+            del self._watchers[wake]
             if not self._watchers:
                 self.tail.clear()
 
+    def _wake_concerned(self, keys: Sequence[str]) -> None:
+        """Wake the watchers of these keys; all others soon."""
+        concerned = 0
+        for wake, prefix in self._watchers.items():
+            if any(key.startswith(prefix) for key in keys):
+                wake.set()
+                concerned += 1
+        others = len(self._watchers) - concerned
+        if others and self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(others * PROGRESS_S, self._wake_watchers)
+
     def _wake_watchers(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         for wake in self._watchers:
             wake.set()
 

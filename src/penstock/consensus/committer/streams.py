@@ -188,7 +188,7 @@ class Streams:
         loop = asyncio.get_running_loop()
         last = from_revision
         patience_ends = 0.0  # the first look is always into the store
-        with hub.watcher() as wake:
+        with hub.watcher(prefix) as wake:
             while True:
                 if hub.retired:
                     self._metrics.subscribe_resync.labels(ResyncReason.STORE_RESET.name).add()
