@@ -48,11 +48,11 @@ Two concurrent transactions may be published in either order; a commit of anothe
 published here at all.
 """
 
-PROGRESS_S = 0.0004
+PROGRESS_S = 0.001
 """How long a watcher waits to hear of commits that have nothing for it, times the watchers.
 
-Ten times what it takes to tell one of them: so telling all of them takes a tenth of the time, at
-most, however many there are and however often others commit.
+Some twenty times what it takes to tell one of them: so telling all of them takes a twentieth of the
+time, at most, however many there are and however often others commit.
 """
 
 Entries = tuple[tuple[str, VersionedData], ...]
