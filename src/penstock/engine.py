@@ -332,9 +332,14 @@ def _parallelism(options: EngineOptions) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(each * cores)}
 
 
+def is_one_process(master: str) -> bool:
+    """True if the driver and the executor are one process, with this master."""
+    return re.fullmatch(r"local(\[[^\]]*\])?", master) is not None
+
+
 def _one_process(master: str) -> dict[str, str]:
     """Settings for a driver and executors that are one process, if this master makes them so."""
-    if re.fullmatch(r"local(\[[^\]]*\])?", master) is None:
+    if not is_one_process(master):
         return {}
     return {
         # Nothing else needs to reach its ports, which other users of the host could use; Spark

@@ -35,6 +35,7 @@ from penstock.status import TaskStatus, statuses
 from runtime.sessions import ACCOUNTS, Document, Place, accounts, now, task
 
 if TYPE_CHECKING:
+    from pyspark import StatusTracker
     from pyspark.sql import SparkSession
 
     from penstock.consensus.store import Consensus
@@ -373,10 +374,7 @@ def test_spark_without_free_slots(spark_place: Place, monkeypatch: pytest.Monkey
         others.start()
         try:
             async with asyncio.timeout(SOON_S):
-                while not any(  # noqa: ASYNC110 - of another thread
-                    info is not None and info.numActiveTasks == slots
-                    for info in map(tracker.getStageInfo, tracker.getActiveStageIds())
-                ):
+                while tasks_running(tracker) < slots:  # noqa: ASYNC110 - of another thread
                     await asyncio.sleep(0.1)
             async with following(place) as store:
                 found = await named(
@@ -398,6 +396,11 @@ def test_spark_without_free_slots(spark_place: Place, monkeypatch: pytest.Monkey
     assert len(place.table("accounts")) == 3
 
 
+def tasks_running(tracker: StatusTracker) -> int:
+    found = map(tracker.getStageInfo, tracker.getActiveStageIds())
+    return max((info.numActiveTasks for info in found if info is not None), default=0)
+
+
 @pytest.mark.spark
 def test_tasks_that_run_do_not_wait_for_a_slot(spark: SparkSession) -> None:
     context, group = spark.sparkContext, "one task too many"
@@ -416,7 +419,8 @@ def test_tasks_that_run_do_not_wait_for_a_slot(spark: SparkSession) -> None:
         until = time.monotonic() + SOON_S
         while not tracker.getActiveStageIds() and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(1)  # Spark has started what it can
+        while not tasks_running(tracker) and time.monotonic() < until:
+            assert spark_slots.missing(context, group) is None  # nor while the first is launched
         assert spark_slots.missing(context, group) is None
     finally:
         context.cancelJobGroup(group)

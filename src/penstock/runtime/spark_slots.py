@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine import is_one_process
 from penstock.runtime.awaited import Awaited, spark_slots
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def missing(context: SparkContext, group: str) -> Awaited | None:
     for stage, count in running.items():
         if count:
             holders[owners.get(stage, OTHERS)] += count
+    if not holders and is_one_process(context.master or ""):
+        return None  # its executor is there: the first task is about to be launched
     return spark_slots(dict(holders))
 
 
