@@ -173,3 +173,14 @@ def test_following_shows_what_comes(tmp_path: Path) -> None:
         follows.terminate()
         _, said = follows.communicate(timeout=SOON_S)
     assert "Traceback" not in said
+
+
+def test_a_renamed_task_keeps_its_log(tmp_path: Path) -> None:
+    events = {"acme/events": EVENTS}
+    here = applied(tmp_path, collections=events, captures={"acme/files": capture("missing")})
+    assert penstock(here, "run").returncode == 1
+    renamed = {**capture("missing"), "renamedFrom": "acme/files"}
+    applied(tmp_path, collections=events, captures={"acme/inbox": renamed})
+    found = penstock(here, "logs", "acme/inbox")
+    assert found.returncode == 0, found.stderr
+    assert "files cannot be listed" in found.stdout

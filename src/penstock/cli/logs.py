@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -55,8 +55,8 @@ def logs(
     """Print the log of a task: a capture, a derivation or a materialization.
 
     Every process that runs the task writes to it: what the task waits for, what failed and why. It
-    stays when the task fails, and when it is deleted. New records appear within a few seconds. Does
-    not start Spark.
+    stays when the task fails, and when it is deleted. A task with renamedFrom has the log of its
+    former name, too. New records appear within a few seconds. Does not start Spark.
 
     Each line is a time in UTC, the level, and the message; --json prints one JSON object per line.
 
@@ -99,14 +99,14 @@ async def _logs(
     shown = False
     async with opened(settings) as store:
         journals = Journals(store)
-        await _check_known(store, journals, task, settings)
+        names = await _names(store, journals, task, settings)
         reader = CollectionReader(
             journals,
             open_blobs(settings.blob),
             Schemas(store),
             LOGS.name,
             start=start,
-            selector=_of(task),
+            selector=_of(names),
         )
         async with aclosing(reader.follow() if follow else reader.read()) as found:
             async for rows in found:
@@ -118,17 +118,22 @@ async def _logs(
         stderr.print(f"{task} has logged nothing{' of this' if begin or least else ''}")
 
 
-def _of(task: str) -> LabelSelector:
+def _of(names: Iterable[str]) -> LabelSelector:
     """The journals of a task's log: tasks of several kinds may share a name."""
     from penstock.journal.names import encode_value
     from penstock.journal.selector import LabelSelector, Operator, Requirement
 
-    names = frozenset({encode_value(task)})
-    return LabelSelector((Requirement(label="name", operator=Operator.IN, values=names),))
+    values = frozenset(map(encode_value, names))
+    return LabelSelector((Requirement(label="name", operator=Operator.IN, values=values),))
 
 
-async def _check_known(store: Consensus, journals: Journals, task: str, settings: Settings) -> None:
-    """Raise if no catalog and no log knows the task."""
+async def _names(
+    store: Consensus, journals: Journals, task: str, settings: Settings
+) -> frozenset[str]:
+    """The names under which a task has logged: its own, and the one that it was renamed from.
+
+    Raises if no catalog and no log knows the task.
+    """
     from penstock.catalog.desired import NothingApplied
     from penstock.catalog.diagnostics import did_you_mean
     from penstock.journal.names import decode_value
@@ -136,9 +141,10 @@ async def _check_known(store: Consensus, journals: Journals, task: str, settings
     from penstock.runtime.ops import LOGS
 
     try:
-        known = {spec.name for spec in runnable_tasks(await current_catalog(store, settings))}
+        tasks = runnable_tasks(await current_catalog(store, settings))
     except NothingApplied:
-        known = set()
+        tasks = []
+    known = {spec.name for spec in tasks}
     for journal in await journals.list(LOGS.name):
         known |= {
             str(decode_value(value)) for name, value in journal.state.labels if name == "name"
@@ -147,6 +153,8 @@ async def _check_known(store: Consensus, journals: Journals, task: str, settings
         names = sorted(known)
         listed = f"known: {', '.join(names[:10])}" if names else "apply a catalog with tasks"
         raise UserError(f"there is no task {task}", fix=did_you_mean(task, names, listed))
+    former = (getattr(spec, "renamed_from", None) for spec in tasks if spec.name == task)
+    return frozenset((task, *(name for name in former if name is not None)))
 
 
 def _rank_of(record: Mapping[str, Any]) -> int:
