@@ -23,7 +23,7 @@ from cluster.forms import Remote
 from consensus.committer.scripted import eventually
 from penstock.cluster import wire
 from penstock.cluster.claim import claim_cluster
-from penstock.cluster.introspect import WitnessedMachine
+from penstock.cluster.introspect import COMMANDS_MAX, WitnessedMachine
 from penstock.cluster.proto import cluster_pb2 as pb
 from penstock.cluster.service import ClusterService, serving
 from penstock.cluster.sessions import (
@@ -161,7 +161,7 @@ async def test_t05_both_domains_at_the_same_instant_and_every_reader_agrees(
 
     reader = asyncio.create_task(follows())
     orders = set()
-    for n in range(50):
+    for n in range(1_000):
         first, second = (storage, compute) if n % 2 else (compute, storage)
         for each in (first, second):
             each.say(capture("x", str(n)) if each is storage else derivation("x", str(n)))
@@ -172,11 +172,11 @@ async def test_t05_both_domains_at_the_same_instant_and_every_reader_agrees(
         assert sorted(ids) == [2 * n + 1, 2 * n + 2]
         orders.add(ids[0] < ids[1])
     assert orders == {True, False}
-    await eventually(lambda: seen[-1].next_id == 101)
+    await eventually(lambda: seen[-1].next_id == 2_001)
     reader.cancel()
     assert seen[-1] == await state_of(store)
     said = [row for row in following.commands() if row["command"] == "put"]
-    assert len(said) == 100
+    assert len(said) == COMMANDS_MAX
 
 
 async def test_t08_the_log_never_has_a_hello(store: Consensus, here: Served) -> None:
