@@ -65,7 +65,9 @@ FORMS_RATIO_MIN: Final = 1.6
 
 BUSY_SHARE_MIN: Final = 0.8
 """Of the throughput of one task."""
-BUSY_ROUNDS: Final = 3
+BUSY_ROUNDS: Final = 5
+BUSY_POLL_S: Final = 0.5
+"""An answer has a row for each task: asking often would cost what is measured."""
 
 DOCUMENTS: Final = 1_000
 APPLY_S_MAX: Final = 1.0
@@ -370,7 +372,7 @@ def busy_round(deployment: TaskDeployment, up: Up) -> Callable[[], float]:
         began = time.time()
         deployment.apply(rounds=deployment.rounds + 1)
         counts = (share.count for share in deployment.shares)
-        up.wait_until_read(dict(zip(names, counts, strict=True)))
+        up.wait_until_read(dict(zip(names, counts, strict=True)), poll_s=BUSY_POLL_S)
         deployment.rounds += 1
         return max(up.commits()) - began
 

@@ -82,7 +82,7 @@ class Up:
             with running_process(controller, log=data / "controller.log"):
                 yield up
 
-    def wait_until_read(self, documents: Mapping[str, int]) -> None:
+    def wait_until_read(self, documents: Mapping[str, int], *, poll_s: float = POLL_S) -> None:
         """Wait until each of these tasks has committed this many documents, and not more."""
 
         def have_read() -> bool:
@@ -91,7 +91,7 @@ class Up:
                 raise Bug("tasks have read more documents than there are", why=str(read))
             return all(read.get(task, 0) == count for task, count in documents.items())
 
-        self.wait(have_read, "its tasks have not read all documents")
+        self.wait(have_read, "its tasks have not read all documents", poll_s=poll_s)
 
     def wait(self, is_so: Callable[[], bool], otherwise: str, *, poll_s: float = POLL_S) -> None:
         """Wait until something is so, while the process is alive."""

@@ -38,10 +38,10 @@ from penstock.journal.integrity import (
 )
 from penstock.journal.names import KEY_HASH_MAX
 from penstock.journal.rows import STAMPS, row_schema, stamp_names, visible_batches
+from penstock.journal.schemas import layout
 from penstock.journal.state import INLINE_BYTES_MAX, Blob, Fragment, Inline
 from penstock.journal.statistics import Statistics
-from penstock.model.columns import Column, columns
-from penstock.model.schema import compiled
+from penstock.model.columns import Column
 from penstock.model.spec import Codec, CollectionSpec, fingerprint
 
 _pa: Any = pa  # the published stubs lack much of this
@@ -93,7 +93,7 @@ class FragmentLayout:
         """The layout of what is written to a collection now."""
         return cls(
             schema=fingerprint(collection.write_schema),
-            root=columns(compiled(collection.write_schema.text).shape),
+            root=layout(collection.write_schema.text),
             key=collection.key,
             key_begin=key_begin,
             key_end=key_end,

@@ -378,7 +378,7 @@ def from_json(kind: type[_T], data: Json) -> _T:
 
 def fingerprint(spec: object) -> str:
     """Return 32 hexadecimal digits that are equal for equal specs."""
-    text = canonical_json(_plain(spec, whole=False))
+    text = spec.text if isinstance(spec, Frozen) else canonical_json(_plain(spec, whole=False))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -21,6 +21,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -91,14 +92,13 @@ def _introspection(relations: Relations) -> list[Route]:
         found = await given if isinstance(given, Awaitable) else given
         most = min(int(limit), ROWS_MAX)
         as_of = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
-        return JSONResponse(
-            {
-                "relation": name,
-                "as_of": as_of,
-                "rows": found[:most],
-                "truncated": len(found) > most,
-            }
-        )
+        answer = {
+            "relation": name,
+            "as_of": as_of,
+            "rows": found[:most],
+            "truncated": len(found) > most,
+        }
+        return Response(msgspec.json.encode(answer), media_type=JSONResponse.media_type)
 
     return [Route("/introspection/v1", names), Route("/introspection/v1/{relation}", rows)]
 

@@ -640,14 +640,14 @@ BATCH = module(
 def test_batches_are_conformed_to_the_collection() -> None:
     made = engine(BATCH, batch=True)
     processor = opened(made)
+    from penstock.journal.schemas import layout
     from penstock.native.arrow import to_arrow, to_json
-    from penstock.runtime.derive.python_batches import layout_of
 
     source = to_arrow(
-        [{"Key": "a", "Int": 1}, {"Key": "b", "Int": 2}], layout_of(made.transforms[0].read_schema)
+        [{"Key": "a", "Int": 1}, {"Key": "b", "Int": 2}], layout(made.transforms[0].read_schema)
     )
     (batch,) = processor.process_batches(0, source)
-    derived = layout_of(made.write_schema)
+    derived = layout(made.write_schema)
     assert to_json(batch, derived) == ['{"Key":"a","Sum":2}', '{"Key":"b","Sum":4}']
 
 

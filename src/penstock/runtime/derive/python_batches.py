@@ -8,7 +8,6 @@ exactly the columns of the derived collection, NULL where the method gave none.
 from __future__ import annotations
 
 import difflib
-import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -17,20 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.model.columns import Column, columns
-from penstock.model.schema import compiled
+from penstock.model.columns import Column
 from penstock.native.arrow import to_arrow, to_json
 from penstock.native.arrow_types import arrow_schema
 from penstock.runtime.derive.engine import Document, SourceRead
 
 ROWS_MAX = 4096
 """Documents of a batch that is made from documents."""
-
-
-@functools.lru_cache(maxsize=64)
-def layout_of(schema: str) -> Column:
-    """The columns of documents of a schema, given as canonical JSON."""
-    return columns(compiled(schema).shape)
 
 
 def conforming(published: object, layout: Column) -> Iterator[pa.RecordBatch]:

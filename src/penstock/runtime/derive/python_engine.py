@@ -38,6 +38,7 @@ import pydantic
 import pydantic_core
 
 from penstock.errors import Bug, UserError
+from penstock.journal.schemas import layout
 from penstock.model.json_order import Json, NotJson, canonical_json
 from penstock.model.spec import Catalog, CollectionSpec, DerivationSpec
 from penstock.native.arrow import to_json
@@ -49,7 +50,7 @@ from penstock.runtime.derive.engine import (
     SourceRead,
 )
 from penstock.runtime.derive.keyed_state import KeyedState, keyed_patches
-from penstock.runtime.derive.python_batches import conforming, layout_of, process_rows
+from penstock.runtime.derive.python_batches import conforming, process_rows
 from penstock.runtime.derive.python_code import PythonCode, code_of, find_class
 from penstock.runtime.derive.python_loader import LoadedCode
 from penstock.runtime.derive.python_models import Model, to_document
@@ -226,8 +227,8 @@ class PythonProcessor:
         """Yield what documents publish, each with the position of its read."""
         with self._loaded.active():
             if self._engine.batch:
-                sources = [layout_of(t.read_schema) for t in self._engine.transforms]
-                derived = layout_of(self._engine.write_schema)
+                sources = [layout(t.read_schema) for t in self._engine.transforms]
+                derived = layout(self._engine.write_schema)
                 return process_rows(reads, sources, derived, self.process_batches)
             if any(map(_is_async, self._methods)):
                 return self._process_async(reads)
@@ -298,10 +299,10 @@ class PythonProcessor:
         derived collection. Only for the batch form; `at` is the position of its last read.
         """
         method = self._methods[transform]
-        layout = layout_of(self._engine.write_schema)
+        derived = layout(self._engine.write_schema)
         try:
             for published in self._called(method(batch) if method else ()):
-                yield from conforming(published, layout)
+                yield from conforming(published, derived)
         except _USER_ERRORS as e:
             raise self._failed(e, transform, at) from e
 
@@ -350,9 +351,9 @@ class PythonProcessor:
         return patches
 
     def _rows(self, published: object) -> Iterator[Document]:
-        layout = layout_of(self._engine.write_schema)
-        for batch in conforming(published, layout):
-            yield from map(json.loads, to_json(batch, layout))
+        derived = layout(self._engine.write_schema)
+        for batch in conforming(published, derived):
+            yield from map(json.loads, to_json(batch, derived))
 
     def _start_commit(self) -> Patches:
         start = getattr(self._derivation, "start_commit", None)

@@ -27,9 +27,10 @@ from penstock.errors import PenstockError
 from penstock.garbage import gc_paused
 from penstock.journal.frames import map_rows
 from penstock.journal.rows import META, UUID, Stamps, uuids
+from penstock.journal.schemas import layout
 from penstock.journal.staging import FragmentStaging, StagedFragments, stage_fragments
 from penstock.model.clock import Clock, Producer
-from penstock.model.columns import Column, columns
+from penstock.model.columns import Column
 from penstock.model.json_order import Json
 from penstock.model.redact import has_redactions, redact
 from penstock.model.schema import CompiledSchema, compiled
@@ -116,7 +117,7 @@ def mapped(
 
     The frame has the columns of documents, then those of stamps; and `ORDER`, if asked for.
     """
-    root = columns(compiled(target.schema).shape)
+    root = layout(target.schema)
     fields = list(spark_schema(root).fields)
     if ordered:
         order = frame.schema[ORDER].dataType
@@ -163,7 +164,7 @@ class _Mapper:
                 raise trail.located(_refused(self.target, schema, document), at)
             found.append(at)
             documents.append(document)
-        return self._ordered(_columns(documents, columns(schema.shape)), batch, found, 0)
+        return self._ordered(_columns(documents, layout(self.target.schema)), batch, found, 0)
 
     def _of_batch(
         self, processor: BatchProcessor, batch: pyarrow.RecordBatch
@@ -297,7 +298,7 @@ class _Output:
 
     def __init__(self, target: RowTarget) -> None:
         self._schema = compiled(target.schema)
-        self._root = columns(self._schema.shape)
+        self._root = layout(target.schema)
         self._hides = has_redactions(self._schema.shape)
         self._target = target
         self.docs = 0

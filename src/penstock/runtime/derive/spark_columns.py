@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from penstock.journal.rows import META, stamp_names
+from penstock.journal.schemas import layout
 from penstock.model import pointer
 from penstock.model.clock import UNIX_EPOCH
-from penstock.model.columns import Column, Kind, Member, columns
+from penstock.model.columns import Column, Kind, Member
 from penstock.model.schema import compiled
 from penstock.model.shape import Shape, locate
 from penstock.model.spec import CollectionSpec
@@ -98,12 +99,12 @@ def type_of(column: Column) -> SqlType:
 
 def read_layout(spec: CollectionSpec) -> Column:
     """The columns of documents as readers of a collection see them."""
-    return columns(compiled(spec.read_schema.text).shape)
+    return layout(spec.read_schema.text)
 
 
 def write_layout(spec: CollectionSpec) -> Column:
     """The columns of documents as they are written to a collection."""
-    return columns(compiled(spec.write_schema.text).shape)
+    return layout(spec.write_schema.text)
 
 
 # --- source ---
