@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,6 +266,31 @@ def test_a_command_that_waits_for_a_locked_store_ends_when_it_is_stopped(
         assert command.stopped() == 128 + signal.SIGINT
         assert "Traceback" not in command.said
         assert command.said.splitlines()[-1].startswith("penstock: stopped; ")
+
+
+_DROPPED = """
+import ctypes, signal, time
+from penstock.cli.stopping import stops
+
+stops.own_process()
+interrupted = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+failed = ctypes.CFUNCTYPE(None)(lambda: 1 / 0)
+try:
+    failed()
+    interrupted()
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_that_native_code_drops_is_not_lost() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _DROPPED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout == "interrupted\n"
+    assert "KeyboardInterrupt" not in ran.stderr
+    assert "ZeroDivisionError" in ran.stderr, "other errors are shown as before"
 
 
 @pytest.mark.parametrize("after_s", [0.15, 0.3, 0.5, 0.7, 1.0])

@@ -25,8 +25,20 @@ from typing import Any, Final, NoReturn, TypeVar
 
 LAST_S: Final = 5.0
 """Seconds that a process may take to end at once."""
+AGAIN_S: Final = 0.01
+"""Seconds after which a lost interrupt is sent again."""
 
 T = TypeVar("T")
+
+
+def _send_again(lost: sys.UnraisableHookArgs) -> None:
+    """Send an interrupt again that native code has dropped, as a JSON Schema validator may."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 class Stops:
@@ -147,6 +159,7 @@ class Stops:
     def own_process(self) -> None:
         """Declare that this process is the command's own, so that it may be ended."""
         self._ours = True
+        sys.unraisablehook = _send_again
 
 
 stops = Stops()
